@@ -41,6 +41,7 @@ from tidegate.servers.address import format_address
 from tidegate.workers.sandbox import missing_here
 
 PATIENCE_S: Final = 5.0
+_MOST_FLEETS: Final = 8
 _LISTEN_S: Final = 1.0  # for the retained states of gateways
 WILDCARDS: Final = ("", "0.0.0.0", "::")
 _WRITES: Final = 5
@@ -178,7 +179,8 @@ async def _broker(config: EdgeConfig, tls: Tls | None) -> tuple[list[DoctorFindi
         link = MqttLink(
             config.mqtt,
             client_id=name,
-            subscriptions=topics.for_device(device)[1:],  # commands are for the agent
+            # Commands are for the agent.
+            subscriptions=(*topics.for_device(device)[1:], (topics.states_of_all_fleets, 1)),
             draw=lambda: 0.5,
             on_activity=listening.wake,
             tls=tls.client_context if tls else None,
@@ -190,7 +192,8 @@ async def _broker(config: EdgeConfig, tls: Tls | None) -> tuple[list[DoctorFindi
         return [diagnosis.broker(where, why_not, ())], {}, None
     async with link:
         await listening.listen(link)
-    return [diagnosis.broker(where, listening.error, listening.acl)], listening.links, listening.skew_s
+    fleets = diagnosis.fleets(config.fleet, listening.gateways, listening.others)
+    return [diagnosis.broker(where, listening.error, listening.acl), *fleets], listening.links, listening.skew_s
 
 
 class _BrokerProbe:
@@ -201,6 +204,8 @@ class _BrokerProbe:
         self.acl: list[tuple[str, str]] = []
         self.links: dict[str, str] = {}
         self.skew_s: float | None = None
+        self.gateways: set[str] = set()  # of this fleet
+        self.others: dict[str, str] = {}  # fleet → one of its gateways
         self._check = acl
         self._topics = topics
         self._woken = asyncio.Event()
@@ -245,9 +250,12 @@ class _BrokerProbe:
             self.acl.append((finding.severity, finding.words))
 
     def _hear(self, message: MqttMessage) -> None:
+        if (other := self._topics.parse_other_fleet(message.topic)) and len(self.others) < _MOST_FLEETS:
+            self.others.setdefault(*other)
         name = self._topics.parse_gateway(message.topic)
         if name is None:
             return
+        self.gateways.add(name)
         try:
             state = decode_gateway_state(message.payload)
         except BadMessage:

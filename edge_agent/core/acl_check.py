@@ -31,6 +31,7 @@ class AclCheck:
 
     def __init__(self, topics: Topics, device: str) -> None:
         self._device = device
+        self._fleet = topics.fleet
         self._own = topics.probe(device)
         self._strangers = topics.probe(_STRANGER)
         self._told: dict[str, AclFinding] = {}
@@ -56,8 +57,9 @@ class AclCheck:
             return AclFinding("info", f"the broker lets this device speak as {self._device}")
         return AclFinding(
             "error",
-            f"the broker does not let this device speak as {self._device} ({refusal}), so no gateway hears of it: its "
-            "user name there, or its certificate's common name, must be the device's name",
+            f"the broker does not let this device speak as {self._device} in the fleet {self._fleet} ({refusal}), so "
+            "no gateway hears of it: `fleet` must be the one that `tidegate broker config --fleet` was given, and its "
+            "user name there, or its certificate's common name, the device's name",
         )
 
     def _of_strangers(self, refusal: str) -> AclFinding:

@@ -213,6 +213,22 @@ def broker(url: str, error: str, acl: Iterable[tuple[str, str]]) -> DoctorFindin
     return DoctorFinding("broker", worst, "; ".join([f"{url} answers", *said]), advice)
 
 
+def fleets(own: str, gateways_here: Collection[str], others: Mapping[str, str]) -> list[DoctorFinding]:
+    """Nothing, or that this device's fleet has no gateway at its broker while another fleet has.
+
+    Args:
+        gateways_here: gateways of this device's fleet at the broker.
+        others: other fleets at the broker, each with one of its gateways.
+    """
+    if gateways_here or not others:
+        return []
+    seen = ", ".join(f"gateway/{gateway} of the fleet {fleet}" for fleet, gateway in sorted(others.items()))
+    words = f"this device's fleet is {own}, which has no gateway at this broker; there is {seen}"
+    fleet = min(others)
+    advice = f"set `fleet: {fleet}` here, or `fleet: {own}` at the gateway and `tidegate broker config --fleet {own}`"
+    return [DoctorFinding("fleet", "failure", words, advice)]
+
+
 def gateways(
     reached: Mapping[str, str], *, dial_out: str, advertised: str, callers: Collection[str], fleet: bool = True
 ) -> DoctorFinding:

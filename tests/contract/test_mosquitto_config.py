@@ -21,6 +21,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.testing import capture_logs
 
+from edge_agent.commands.doctor import run_checks
+from edge_agent.config import EdgeConfig
 from edge_agent.core.reporting import AgentState
 from edge_agent.fleet.epoch import EpochStore
 from edge_agent.fleet.sync import EdgeSync
@@ -29,6 +31,7 @@ from gateway.fleet_sync.sync import FleetSync
 from tests.support.certificates import FleetPki
 from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto
 from tidegate import clock
+from tidegate.fleet.messages import GatewayState, encode
 from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttLink
 from tidegate.rollout.signing import MAX_SIGNED_BYTES
 from tidegate.storage.file_owner import FileOwner
@@ -113,8 +116,8 @@ class Client:
         self.client.disconnect()
         self.client.loop_stop()
 
-    async def may_write(self, topic: str, payload: bytes = b"{}") -> bool:
-        self.client.publish(topic, payload, qos=1)
+    async def may_write(self, topic: str, payload: bytes = b"{}", *, retain: bool = False) -> bool:
+        self.client.publish(topic, payload, qos=1, retain=retain)
         return await self._allowed()
 
     async def subscribe(self, topic: str) -> None:
@@ -215,6 +218,23 @@ async def test_a_device_under_a_wrong_name_is_told_at_its_start(fleet: Fleet, tm
     complaint = next(one for one in logs if "does not let" in one["event"])
     assert complaint["log_level"] == "error"
     assert "Not authorized" in complaint["event"] and "common name" in complaint["event"]
+
+
+@pytest.mark.parametrize("fleet", ["certificates"], indirect=True)
+async def test_the_doctor_names_both_fleets_where_a_devices_is_not_the_gateways(fleet: Fleet, tmp_path: Path) -> None:
+    async with fleet.client(NAMES[0]) as gateway:
+        state = encode(GatewayState("main", True, 1))
+        assert await gateway.may_write(f"{ROOT}/gw/main/state", state, retain=True)
+        config = EdgeConfig(
+            name="device-1", fleet="demo", mqtt=fleet.address("device-1"), tls=fleet.pki.config("edge/device-1"),
+            model_repository=tmp_path, state_dir=tmp_path, grpc_port=free_port(), http_port=None, dial_out="always",
+        )  # fmt: skip
+        found = {one.check: one for one in await run_checks(config)}
+        assert await gateway.may_write(f"{ROOT}/gw/main/state", b"", retain=True)
+    assert found["certificate"].verdict == "ok"
+    assert "in the fleet demo" in found["broker"].words
+    assert "fleet is demo" in found["fleet"].words and "gateway/main of the fleet f1" in found["fleet"].words
+    assert "set `fleet: f1` here" in found["fleet"].advice
 
 
 async def test_a_broker_that_lets_anybody_speak_as_anybody_is_told_of(tmp_path: Path) -> None:

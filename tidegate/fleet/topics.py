@@ -114,6 +114,18 @@ class Topics:
         return f"{self.root}/gw/{gateway}/hb"
 
     @property
+    def states_of_all_fleets(self) -> str:
+        """A filter for the states of gateways of every fleet at this broker, as far as its ACL lets them be read."""
+        return "tidegate/v1/+/gw/+/state"
+
+    def parse_other_fleet(self, topic: str) -> tuple[str, str] | None:
+        """(fleet, gateway) of the state of a gateway of another fleet."""
+        match topic.split("/"):
+            case ["tidegate", "v1", fleet, "gw", gateway, "state"] if fleet != self.fleet and is_name(fleet):
+                return (fleet, gateway) if is_name(gateway) else None
+        return None
+
+    @property
     def for_gateways(self) -> tuple[tuple[str, int], ...]:
         """(filter, QoS) of everything that a gateway listens to.
 

@@ -40,6 +40,7 @@ _MOST_BYTES: Final = 2**20
 _OURS: Final = ("name", "fleet", "mqtt", "tls")
 DEFAULTS: Final[Mapping[str, Any]] = {
     "host": "0.0.0.0",
+    "dial_out": "always",  # no address need be known per device, nor be reachable
     "model_repository": str(DATA / "models"),
     "state_dir": str(DATA / "state"),
 }

@@ -93,9 +93,7 @@ def add_model(request: AddRequest, root: Path, *, force: bool = False) -> AddedM
         return _added(request, root, _parts(request, trusted, stack), trusted)
 
 
-def _added(
-    request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], trusted: TrustedDigests
-) -> AddedModel:
+def _added(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], trusted: TrustedDigests) -> AddedModel:
     drafted = _drafted(request, parts)
     engines = _loaded(parts, drafted.manifest, trusted)
     notes = list(drafted.choices)
@@ -129,9 +127,7 @@ def _parts(request: AddRequest, trusted: TrustedDigests, stack: ExitStack) -> tu
     return tuple(_part(where, path, engine, trusted, stack) for where, path, engine in _given(request))
 
 
-def _part(
-    where: Where, path: Path, engine: EngineName, trusted: TrustedDigests, stack: ExitStack
-) -> _PlacedArtefact:
+def _part(where: Where, path: Path, engine: EngineName, trusted: TrustedDigests, stack: ExitStack) -> _PlacedArtefact:
     if engine == "onnx":
         path = stack.enter_context(in_one_file(path))
     return _PlacedArtefact(where, path, engine, _inspect(path, engine, trusted))
