@@ -11,7 +11,7 @@ import click
 from tidegate.storage.file_owner import FileOwner
 
 
-class OwnerName(click.ParamType):
+class OwnerName(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions of click only
     """USER or USER:GROUP of this machine."""
 
     name = "user[:group]"

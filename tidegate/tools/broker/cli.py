@@ -146,7 +146,7 @@ def _say_how_to_start(plan: MosquittoPlan, reader: FileOwner | None, written: li
     if reader is not None and (why := reader.why_closed(written)):
         click.echo(f"Mosquitto would not start from there, since it becomes the user {reader}: {why}", err=True)
         return
-    if plan.encrypted and (missing := [name for name in TLS_FILES if not (plan.folder / name).exists()]):
+    if plan.encrypted and (missing := [name for name in TLS_FILES if not Path(plan.folder, name).exists()]):
         click.echo(f"still missing in {plan.folder}: {', '.join(missing)}; --pki FOLDER copies them there")
     whose = f", as root; the files are the user {reader}'s, which it becomes" if reader else ""
     if reader is None and os.geteuid() == 0:
