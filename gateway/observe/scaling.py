@@ -89,12 +89,23 @@ class ScalingWatch:
         return f"<ScalingWatch {self.scaling!r}>"
 
 
+_TERMS: Final = {
+    "replicas": "Replicas that this gateway's load takes, without margin, backlog and rounding; gateways' add up.",
+    "variance": "Square of the replicas of margin for the load's variation; gateways' add up before the root.",
+    "backlog": "Replicas that work off what waits in the pools, which all gateways see: take the largest.",
+}
+
+
 def scaling_families(scaling: ReplicaScaler | None) -> list[Metric]:
     """Nothing while it is not known: an absent metric leaves an autoscaler where it is, a wrong one does not."""
     if scaling is None or not scaling.known:
         return []
-    text = "Replicas of the pool that answer the target share in time."
+    text = "Replicas of the pool that answer the target share of this gateway's requests in time; not to be added up."
     return [
         GaugeMetricFamily("tidegate_pool_replicas_needed", text, value=scaling.needed.replicas),
+        *[
+            GaugeMetricFamily(f"tidegate_pool_demand_{name}", words, value=value)
+            for (name, words), value in zip(_TERMS.items(), scaling.needed.terms, strict=True)
+        ],
         GaugeMetricFamily("tidegate_pool_load", "Pool-seconds of work asked for a second.", value=scaling.needed.load),
     ]

@@ -72,6 +72,25 @@ class ScalingSpec:
     workers_per_replica: int = 1
 
 
+class DemandTerms(NamedTuple):
+    """The parts of the need before it is rounded, in replicas, so that those of several gateways can be added.
+
+        needed = ⌈ Σ forecast + √ Σ variance + max backlog ⌉
+
+    Loads of gateways add up, and so do the variances of independent arrivals, of which one margin is taken. Each
+    gateway sees the whole backlog of the pools that it shares with others, so it counts once.
+    """
+
+    forecast: float
+    variance: float
+    backlog: float
+
+    @property
+    def replicas(self) -> float:
+        """The need of these terms alone."""
+        return self.forecast + sqrt(self.variance) + self.backlog
+
+
 class ReplicaNeed(NamedTuple):
     """The answer, and what it was made of. Loads are in pool-seconds a second."""
 
@@ -81,6 +100,7 @@ class ReplicaNeed(NamedTuple):
     spread: float = 0.0
     strain: float = 1.0
     backlog_s: float = 0.0
+    terms: DemandTerms = DemandTerms(0.0, 0.0, 0.0)
 
 
 class ReplicaScaler:
@@ -159,14 +179,17 @@ class ReplicaScaler:
         load = max(0.0, load)
         forecast = min(2.0 * load, max(load, load + slope * spec.start_s))
         spread = sqrt(self._variance)
-        raw = self.strain * (forecast + self._z * spread) / spec.workers_per_replica + backlog_s / DRAIN_S
-        wish = min(spec.max_replicas, max(spec.min_replicas, ceil(raw - _DEAD_BAND), 0 if self.known else replicas))
+        each = self.strain / spec.workers_per_replica
+        terms = DemandTerms(each * forecast, (each * self._z * spread) ** 2, backlog_s / DRAIN_S)
+        wish = min(
+            spec.max_replicas, max(spec.min_replicas, ceil(terms.replicas - _DEAD_BAND), 0 if self.known else replicas)
+        )
         while self._wishes and self._wishes[-1][1] <= wish:
             self._wishes.pop()
         self._wishes.append((now, wish))
         while self._wishes[0][0] < now - spec.scale_down_s:
             self._wishes.popleft()
-        self.needed = ReplicaNeed(self._wishes[0][1], load, forecast, spread, self.strain, backlog_s)
+        self.needed = ReplicaNeed(self._wishes[0][1], load, forecast, spread, self.strain, backlog_s, terms=terms)
         return self.needed
 
     def _learn(self, now: float) -> None:

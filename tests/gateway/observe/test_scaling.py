@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -17,6 +18,11 @@ from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, fleet_of, variant
 from tests.support.loop import VirtualTimeLoop
 from tidegate import clock
+
+
+def recorded_rules() -> list[dict[str, str]]:
+    groups = yaml.safe_load((DEPLOY.parent / "prometheus" / "tidegate-rules.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"] if "record" in rule]
 
 
 def watch_of(admission: Admission) -> ScalingWatch:
@@ -58,7 +64,11 @@ async def test_the_endpoint_and_the_metric_tell_the_same_need() -> None:
     status, told = await asked(watch)
     assert status == 200
     assert told["pool_replicas_needed"] == watch.scaling.needed.replicas
-    replicas, load = scaling_families(watch.scaling)
+    replicas, *terms, load = scaling_families(watch.scaling)
+    assert [one.samples[0].value for one in terms] == list(watch.scaling.needed.terms)
+    assert [one.name for one in terms] == [
+        f"tidegate_pool_demand_{name}" for name in ("replicas", "variance", "backlog")
+    ]
     assert [sample.value for sample in replicas.samples] == [watch.scaling.needed.replicas]
     assert replicas.name == "tidegate_pool_replicas_needed"
     assert load.name == "tidegate_pool_load"
@@ -118,5 +128,9 @@ def test_the_manifest_for_an_hpa_reads_the_metric() -> None:
     (metric,) = scaler["spec"]["metrics"]
     assert metric["external"]["metric"]["name"] in names
     (rule,) = yaml.safe_load(adapter["data"]["external.yaml"])["externalRules"]
-    assert rule["seriesQuery"] in names
+    rules = {rule["record"]: rule["expr"] for rule in recorded_rules()}
+    assert rule["seriesQuery"] in rules  # what several gateways need is added up from what each tells
+    demand = rules["tidegate:pool_replicas_demand"]
+    assert set(re.findall(r"tidegate_\w+", demand)) == {name for name in names if "demand" in name}
+    assert "tidegate:pool_replicas_demand" in rules[rule["seriesQuery"]]
     assert rule["name"]["as"] == metric["external"]["metric"]["name"]

@@ -35,7 +35,7 @@ _WORD = re.compile(r"(?<![\w.])[a-zA-Z_:][\w:]*")
 _LANGUAGE = {
     "sum", "max", "min", "avg", "count", "by", "without", "on", "ignoring", "group_left", "group_right", "and", "or",
     "unless", "bool", "rate", "increase", "histogram_quantile", "max_over_time", "min_over_time", "avg_over_time",
-    "vector", "time", "offset", "deriv",
+    "vector", "time", "offset", "deriv", "sqrt", "ceil",
 }  # fmt: skip
 
 

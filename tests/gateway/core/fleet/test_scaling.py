@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
-from gateway.core.fleet.scaling import DRAIN_S, KNOWN_S, ReplicaNeed, ReplicaScaler, ScalingSpec
+from gateway.core.fleet.scaling import DRAIN_S, KNOWN_S, DemandTerms, ReplicaNeed, ReplicaScaler, ScalingSpec
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
@@ -56,6 +56,16 @@ def test_the_need_is_the_load_and_a_square_root_of_it_and_not_a_share_of_it() ->
     assert large.spread / small.spread == pytest.approx(sqrt(16.0), rel=0.3)
     spare_small, spare_large = (one.replicas / one.load for one in (small, large))
     assert spare_large < 0.75 * spare_small
+
+
+def test_the_demands_of_several_gateways_add_up_to_that_of_one_which_sees_all_requests() -> None:
+    parts = [Traffic(seed).flow(150.0, lambda _: 60.0, backlog_s=3.0).terms for seed in range(4)]
+    whole = Traffic(9).flow(150.0, lambda _: 240.0, backlog_s=3.0)
+    total = DemandTerms(
+        sum(one.forecast for one in parts), sum(one.variance for one in parts), max(one.backlog for one in parts)
+    )
+    assert total.replicas == pytest.approx(whole.terms.replicas, rel=0.1)
+    assert sum(ceil(one.replicas) for one in parts) > whole.replicas  # which rounds and has its margin four times
 
 
 @pytest.mark.slow
