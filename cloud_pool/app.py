@@ -212,6 +212,7 @@ class PoolApp:
             # Needed only by those who set the port.
             from cloud_pool.metrics import PoolMetrics
             from tidegate.metrics.exposition import Exposition
+            from tidegate.metrics.loop_lag import LoopLag
         except ModuleNotFoundError as error:
             raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
         metrics = PoolMetrics(
@@ -223,9 +224,11 @@ class PoolApp:
             coalesced=lambda: self.host.coalesced,
             served=self.host.served,
         )
+        exposition = Exposition(metrics.collect)
+        exposition.add((await self._stack.enter_async_context(LoopLag())).families)
         try:
             door = await self._stack.enter_async_context(
-                ScrapeServer(Exposition(metrics.collect).render, self.config.host, self.config.metrics_port)
+                ScrapeServer(exposition.render, self.config.host, self.config.metrics_port)
             )
         except OSError as error:
             raise StartError(
