@@ -214,6 +214,7 @@ class PoolApp:
             # Needed only by those who set the port.
             from cloud_pool.metrics import PoolMetrics
             from tidegate.metrics.exposition import Exposition
+            from tidegate.metrics.loop_lag import LoopLag
         except ModuleNotFoundError as error:
             raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
         metrics = PoolMetrics(
@@ -226,9 +227,11 @@ class PoolApp:
             served=self.host.served,
             sandbox=sandbox_parts(self.config.sandbox),
         )
+        exposition = Exposition(metrics.collect)
+        exposition.add((await self._stack.enter_async_context(LoopLag())).families)
         try:
             door = await self._stack.enter_async_context(
-                ScrapeServer(Exposition(metrics.collect).render, self.config.host, self.config.metrics_port)
+                ScrapeServer(exposition.render, self.config.host, self.config.metrics_port)
             )
         except OSError as error:
             raise StartError(

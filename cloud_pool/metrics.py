@@ -86,6 +86,9 @@ class PoolMetrics:
         batches = self._scheduler.batches
         rows = (((lane,), one) for lane, one in batches.rows.items())
         yield histogram("tidegate_pool_batch_rows", "Rows of the batches that were computed.", ("lane",), rows)
+        delays = (((lane,), one) for lane, one in batches.dispatch_s.items())
+        words = "From when a batch was due and a worker free until the worker had it."
+        yield histogram("tidegate_pool_dispatch_delay_seconds", words, ("lane",), delays)
         words = "Batches by why they held no more."
         yield _counters("batch_close", words, ("lane", "reason"), batches.closes.items())
         work = (((lane,), units) for lane, units in batches.work_units.items())

@@ -37,6 +37,7 @@ from gateway.observe.trace_sampling import TraceSampler
 from gateway.operate.console.history import ConsoleHistory
 from gateway.serving.dispatcher import Dispatcher
 from tidegate.metrics.exposition import Exposition
+from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.sharing import SharedMetrics
 from tidegate.runtime import events
 from tidegate.runtime.process import StartError
@@ -83,6 +84,8 @@ class Telemetry:
         self.exposition = Exposition(self.metrics.collect, self.sharing)
         self.scaling = ScalingWatch(placer.fleet, admission, scaling)
         self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
+        self._loop_lag = LoopLag()
+        self.metrics.add(self._loop_lag.families)
         self.layers: list[Layer] = []  # outside of the observers
         self.observers: list[Observer] = [self.metrics, RefusalLog(self.recorder, dispatcher.ask_builder.ask)]
         if console is not None:
@@ -110,6 +113,7 @@ class Telemetry:
             if self._collector is not None:
                 await self._stack.enter_async_context(self._collector)
             await self._stack.enter_async_context(self.scaling)
+            await self._stack.enter_async_context(self._loop_lag)
             self._stack = self._stack.pop_all()
         return self
 

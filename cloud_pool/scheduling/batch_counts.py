@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from cloud_pool.scheduling.job import Batch
-from tidegate.metrics.histogram import ROWS, Histogram
+from tidegate.metrics.histogram import ROWS, STAGES_S, Histogram
 
 
 class BatchCounts:
@@ -17,9 +17,17 @@ class BatchCounts:
 
     def __init__(self) -> None:
         self.rows: dict[str, Histogram] = {}  # by lane
+        self.dispatch_s: dict[str, Histogram] = {}  # by lane: from when a batch was due until its worker had it
         self.closes: Counter[tuple[str, str]] = Counter()  # (lane, why)
         self.work_units: defaultdict[str, float] = defaultdict(float)  # by lane, padding included
         self.padded_units: defaultdict[str, float] = defaultdict(float)  # of them: padding
+
+    def dispatched(self, batch: Batch, delay_s: float) -> None:
+        """Count a batch that a free worker was given so long after both were there."""
+        lane = batch.lane.key
+        if lane not in self.dispatch_s:
+            self.dispatch_s[lane] = Histogram(STAGES_S)
+        self.dispatch_s[lane].observe(delay_s)
 
     def took(self, batch: Batch) -> None:
         lane = batch.lane.key

@@ -285,6 +285,9 @@ class PoolScheduler:
         with self._waiting.assert_none_lost(batch.parts):
             patience = batch_patience_s(batch.lane.service, batch.shape) + slot.patience_left_s(now)
             batch.stuck_at = now + patience
+            if slot.running is None:  # a prepared batch waits for the one that runs, not for the scheduler
+                due_at = max(batch.parts[0].job.queue.batcher.due_at, slot.free_since, slot.rests_until)
+                self.batches.dispatched(batch, max(0.0, now - due_at))
             slot.give(batch, now)
         batch.run = asyncio.create_task(self._run(slot, batch, patience), name=f"batch on {slot.name}")
         self._runs.add(batch.run)

@@ -29,10 +29,13 @@ async def open_metrics(
         # Needed only by those who set the port.
         from edge_agent.serving.metrics import EdgeMetrics
         from tidegate.metrics.exposition import Exposition
+        from tidegate.metrics.loop_lag import LoopLag
     except ModuleNotFoundError as error:
         raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
     metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox)
-    door = ScrapeServer(Exposition(metrics.collect).render, *address)
+    exposition = Exposition(metrics.collect)
+    exposition.add((await stack.enter_async_context(LoopLag())).families)
+    door = ScrapeServer(exposition.render, *address)
     try:
         return (await stack.enter_async_context(door)).address
     except OSError as error:

@@ -98,6 +98,7 @@ class Batcher:
             tuple[float, int]
         ] = []  # a heap of (instant of losing its place, id); may hold items that left
         self.closed_by = ""  # why the last batch held no more: full, preferred, delay, deadline, shape, idle
+        self.due_at = -inf  # since when the last batch could have left: its last member was here, and no delay held it
         self._sharing_ratio = 1.0  # what batches cost, as a share of what their members would cost alone; decayed
 
     def add(self, items: Sequence[QueueItem], now: float, *, readmit: bool = False) -> list[QueueItem]:
@@ -157,6 +158,7 @@ class Batcher:
             return []
         batch_s = batch_seconds(self._cost, [entry.item.shape for entry in chosen])
         self.closed_by = self._closed_by(chosen)
+        self.due_at = self._due_at(chosen)
         self._learn_sharing(chosen, batch_s)
         self._policy.left(chosen, batch_s, waiting=len(self._queue) - len(chosen))
         self.remove([entry.item.id for entry in chosen])
@@ -295,6 +297,11 @@ class Batcher:
             return "idle"
         oldest_at = min(entry.item.arrived_at for entry in chosen)
         return "delay" if held_until >= oldest_at + self._policy.delay_s else "deadline"
+
+    def _due_at(self, chosen: Sequence[QueueEntry]) -> float:
+        """Since when the batch could have left; one that was held back, since its time was over."""
+        held_until = self._policy.held_until(chosen) if self.closed_by in ("delay", "deadline") else -inf
+        return max(held_until, *(entry.item.arrived_at for entry in chosen))
 
     def _learn_sharing(self, chosen: Sequence[QueueEntry], batch_s: float) -> None:
         # An exponential average of what a batch costs, as a share of its members' costs alone; never over 1.

@@ -189,7 +189,7 @@ class ReplicaScaler:
         self._wishes.append((now, wish))
         while self._wishes[0][0] < now - spec.scale_down_s:
             self._wishes.popleft()
-        self.needed = ReplicaNeed(self._wishes[0][1], load, forecast, spread, self.strain, backlog_s, terms)
+        self.needed = ReplicaNeed(self._wishes[0][1], load, forecast, spread, self.strain, backlog_s, terms=terms)
         return self.needed
 
     def _learn(self, now: float) -> None:

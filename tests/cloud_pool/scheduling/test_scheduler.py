@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from cloud_pool.core.batching.model_instance import ModelInstance
-from cloud_pool.scheduling.job import PoolResult
+from cloud_pool.scheduling.job import PoolRequest, PoolResult
 from tests.cloud_pool.models import TEXT, manifest_of
 from tests.cloud_pool.workers_support import text
 from tests.support.loop import elapsed, on_virtual_time, settle
 from tests.support.pool.fake_worker import BAD_ID
-from tests.support.pool.lane_pool import COST, RESTART_S, WORKER, pool, service_s, total
+from tests.support.pool.lane_pool import COST, KEY, RESTART_S, WORKER, pool, service_s, total
 from tidegate import clock
 from tidegate.models.manifest import Batching, QueuePolicy
 from tidegate.outcome import DeadlineExceeded, InternalError, Overloaded, Unreachable
@@ -119,6 +119,26 @@ async def test_a_request_that_finds_its_level_full_waits_lower_where_that_is_all
         assert [(asked, level, count) for (_, asked, level), count in subject.scheduler.demoted.items()] == [
             ("2", "3", 2)
         ]
+
+
+@on_virtual_time
+async def test_a_batch_that_waits_for_a_busy_worker_is_not_dispatched_late() -> None:
+    async with pool() as subject:
+        first = subject.ask(text(10))
+        await settle()
+        await asyncio.gather(first, *[subject.ask(text(10)) for _ in range(2)])
+        (counted,) = subject.scheduler.batches.dispatch_s.values()
+        assert (counted.count, counted.total) == (2, 0.0)
+
+
+@on_virtual_time
+async def test_what_a_due_batch_waits_beside_a_free_worker_is_counted() -> None:
+    async with pool() as subject:
+        await clock.sleep(1.0)
+        now = clock.now()
+        await subject.scheduler.submit(KEY, PoolRequest(text(10), 10.0, now - 0.05, now + 100.0))
+        (counted,) = subject.scheduler.batches.dispatch_s.values()
+        assert (counted.count, counted.total) == (1, pytest.approx(0.05))
 
 
 @on_virtual_time
