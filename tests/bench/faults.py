@@ -19,7 +19,10 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any, Final
 
 from tests.bench.fault_rows import broker, callers, devices, links, lives, rumours, soak, stalls, workers
@@ -32,6 +35,9 @@ TRIALS: Final = (
     *links.TRIALS, *devices.TRIALS, *workers.TRIALS, *broker.TRIALS, *rumours.TRIALS, *callers.TRIALS, *soak.TRIALS,
     *lives.TRIALS, *stalls.TRIALS,
 )  # fmt: skip
+BRIEFER_S: Final = 1.0
+BETWEEN_S: Final = 1.5  # from one row's end to the next one's begin
+FLEET_S: Final = 25.0  # to start a fleet and let it learn
 MODULES: Final = {**devices.MODULES, **workers.MODULES}
 
 
@@ -46,23 +52,41 @@ def main() -> None:
     report = Report("faults", {"policy": chosen.policy, "rows": [one.row.number for one in trials], "repeats": repeats})
     with ExitStack() as stack:
         folder = chosen.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
-        matrix = stack.enter_context(Matrix(folder, gateway={"policy": chosen.policy}, modules=MODULES))
-        matrix.warm_up()
-        for trial in trials:
-            runs = [matrix.run(trial.row, seed=seed + 1) for seed in range(repeats)]
-            tell(trial, runs, report)
+        for foreign, of_fleet in groupby(sorted(trials, key=_is_foreign), _is_foreign):
+            place = folder / ("foreign" if foreign else "ours")
+            with Matrix(place, gateway={"policy": chosen.policy}, modules=MODULES, foreign=foreign) as matrix:
+                matrix.warm_up()
+                for trial in of_fleet:
+                    runs = [matrix.run(trial.row, seed=seed + 1) for seed in range(repeats)]
+                    tell(trial, runs, report)
     report.write()
+
+
+def _is_foreign(trial: Trial) -> bool:
+    return trial.foreign
 
 
 def wanted(numbers: str | None, *, quick: bool) -> list[Trial]:
     """The trials of these rows: "4" is all sizes of row 4, "4a" one."""
     if numbers is None:
-        return [one for one in TRIALS if one.quick or not quick]
+        return [_brief(one) for one in TRIALS if one.quick] if quick else list(TRIALS)
     names = [name.strip() for name in numbers.split(",")]
-    found = [one for one in TRIALS if one.row.number in names or one.row.number.rstrip("abc") in names]
+    found = [one for one in TRIALS if one.row.number in names or one.row.number.rstrip(ascii_lowercase) in names]
     if not found:
         raise SystemExit(f"there is no row {numbers}; there are {', '.join(one.row.number for one in TRIALS)}")
-    return found
+    return [_brief(one) for one in found] if quick else found
+
+
+def _brief(trial: Trial) -> Trial:
+    """The same with less around the fault: what is usual is known of all rows before, too."""
+    row = trial.row
+    return replace(trial, row=replace(row, before_s=row.before_s - BRIEFER_S, after_s=row.after_s - BRIEFER_S))
+
+
+def least_wall_s(trials: Sequence[Trial]) -> float:
+    """How long these rows take by their lengths, with fleets and mending as measured; a busy machine takes longer."""
+    rows = sum(one.row.before_s + one.row.during_s + one.row.after_s + BETWEEN_S for one in trials)
+    return rows + FLEET_S * len({one.foreign for one in trials})
 
 
 def tell(trial: Trial, runs: Sequence[Seen], report: Report) -> None:

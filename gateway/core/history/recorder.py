@@ -250,7 +250,12 @@ class FlightRecorder:
         return f"<FlightRecorder of {len(self)} requests in {self._held_bytes / 2**20:.1f} MiB>"
 
 
-_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=float)  # numpy's numbers
+def _plain(value: object) -> object:
+    """What msgspec does not know: read-only mappings, as the stages of a foreign server's answer are, and numpy's."""
+    return dict(value) if isinstance(value, Mapping) else float(value)  # type: ignore[arg-type]
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_plain)
 _DECODER: Final = msgspec.msgpack.Decoder(RequestRecord)
 
 
@@ -260,7 +265,7 @@ def pack_record(record: RequestRecord) -> bytes:
     try:
         _ENCODER.encode_into(record, buffer)
     except UnicodeEncodeError:  # a stranger's half of a surrogate pair
-        _ENCODER.encode_into(_readable(msgspec.to_builtins(record, enc_hook=float)), buffer)
+        _ENCODER.encode_into(_readable(msgspec.to_builtins(record, enc_hook=_plain)), buffer)
     return bytes(buffer)
 
 

@@ -39,6 +39,9 @@ from tidegate.types import Accepted, LoadReport
 _P99_SIGMAS: Final = 2.326
 _DUE_TIMES: Final = 2.0  # a batch may take twice as long as was thought: that is a bad prediction and no stall
 _DUE_MARGINS: Final = 2.0  # margins of 1.645 standard deviations after which a promised answer is due: 99.95 %
+# Of an answer's time without stages: what is expected of link and wait errs, and where it is more than the whole, "no
+# compute at all" taught a spread of e^4, with which no answer of a foreign server was ever overdue.
+_LEAST_COMPUTE: Final = 0.2
 _LONGEST_S: Final = 3600.0  # that an ack may promise: it comes from the network
 _NOBODY: Final = Blame(AttemptVerdict.IGNORED, AttemptVerdict.IGNORED)
 # Ends that say nothing about how well time was predicted. A target that fails or refuses is the breaker's and the
@@ -153,7 +156,7 @@ class AttemptTelemetry:
             self._toll.answered(stages.get("queue", 0.0), compute_s, now)
         if compute_s is None:
             unloaded_s = total_s - self.candidate.link_s - self.candidate.wait_s
-            offered.cost.record(self._units, max(unloaded_s, 0.0))
+            offered.cost.record(self._units, max(unloaded_s, _LEAST_COMPUTE * total_s))
             return min(total_s, self.candidate.link_s)
         offered.cost.record(self._units, compute_s)
         if offered.cost.measured and not self._ledger.batches:  # the batch-mates are not known here

@@ -41,6 +41,7 @@ class Trial:
     """A row, and what of it must hold beside what always must. `quick` ones are in the short bench.
 
     `own`: only its own numbers hold, since the gateway itself goes, and with it its counters and callers' connections.
+    `foreign`: the pool is a server that is none of ours, so it is played on a fleet of its own.
     """
 
     row: Row
@@ -48,6 +49,7 @@ class Trial:
     quick: bool = True
     after_lost_points: float = 2.0
     own: bool = False
+    foreign: bool = False
 
     def judge(self, seen: Seen) -> list[Check]:
         return [*self.checks(seen), *([] if self.own else always(seen, self.after_lost_points))]

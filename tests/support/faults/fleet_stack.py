@@ -179,6 +179,7 @@ class FleetStack(Staged):
         via: for an edge's or the pool's name and own address, the one by which the gateway reaches it: a proxy's.
         broker_via: the same for the broker, for the gateway and the edges alike.
         modules: by part, the module that is run in the place of its own: one of our tests', with a fault built in.
+        foreign: the model for which the pool is a server of the Open Inference Protocol that is none of ours.
     """
 
     def __init__(
@@ -193,6 +194,7 @@ class FleetStack(Staged):
         broker_via: Callable[[str], str] = lambda url: url,
         modules: Mapping[str, str] | None = None,
         at_once: int = 3,
+        foreign: str = "",
     ) -> None:
         super().__init__()
         self.broker = Mosquitto(folder)
@@ -206,6 +208,7 @@ class FleetStack(Staged):
         self._broker_via = broker_via
         self._modules = modules or {}
         self._at_once = at_once
+        self._foreign = foreign
 
     def part(self, name: str) -> Part:
         return self.parts[name]
@@ -300,7 +303,8 @@ class FleetStack(Staged):
         if self._pool is None:
             return []
         own = self.parts["pool"].addresses["grpc"]
-        return [{"name": "pool", "address": own if self._via is None else self._via("pool", own)}]
+        found: dict[str, Any] = {"name": "pool", "address": own if self._via is None else self._via("pool", own)}
+        return [found | ({"foreign": True, "models": [self._foreign]} if self._foreign else {})]
 
     def _add(self, name: str, module: str, config: Config) -> Part:
         part = self.parts[name] = Part(name, self._modules.get(name, module), config, self._folder)

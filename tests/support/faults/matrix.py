@@ -46,6 +46,7 @@ from tidegate.testing.links import LinkThread, SimLink
 ROOT: Final = Path(__file__).parents[3]
 WIFI: Final[Mapping[str, Any]] = {"delay_ms": 2, "jitter": {"dist": "lognormal", "ms": 0.5, "shape": 0.8}}
 WAN: Final[Mapping[str, Any]] = {"delay_ms": 10, "jitter": {"dist": "lognormal", "ms": 1.0, "shape": 0.8}}
+FOREIGN: Final = "tests.support.serving.foreign_server"
 _LOOK_EVERY_S: Final = 0.05
 _LEAD_S: Final = 0.7  # from the command to the load's first instant
 _GRACE_S: Final = 30.0  # for the slowest of a row's answers to be told
@@ -94,6 +95,7 @@ class Matrix(Staged):
         cast: makes models, devices and load in a folder; by default eight devices that only take their time.
         gateway, pool: further keys of their configurations.
         modules: by part, what is started in the place of its usual module.
+        foreign: whether the pool is a server that is none of ours (`tests/support/serving/foreign_server.py`).
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Matrix(Staged):
         gateway: Mapping[str, Any] | None = None,
         pool: Mapping[str, Any] | None = None,
         modules: Mapping[str, str] | None = None,
+        foreign: bool = False,
     ) -> None:
         super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +117,8 @@ class Matrix(Staged):
         self._folder = folder
         self._gateway = {"policy": "value", "log_level": "info", "remember_decisions": _REMEMBER, **(gateway or {})}
         self._pool = dict(pool or {})
-        self._modules = modules or {}
+        self._modules = {**(modules or {}), **({"pool": FOREIGN} if foreign else {})}
+        self._foreign = foreign
 
     def run(self, row: Row, *, seed: int = 1) -> Seen:
         """Send the row's requests, let its fault happen and end, and mend what is left; what was seen."""
@@ -220,7 +224,7 @@ class Matrix(Staged):
         self.fleet = FleetStack(
             self._folder / "run", self.cast.models, edges=edges, pool=pool, gateway=self._gateway,
             via=self._via, broker_via=lambda url: f"mqtt://{self._via('broker', url.removeprefix('mqtt://'))}",
-            modules=self._modules, at_once=self.cast.at_once,
+            modules=self._modules, at_once=self.cast.at_once, foreign=self.cast.model if self._foreign else "",
         )  # fmt: skip
         self._stack.enter_context(self.fleet)
         self._load = self._stack.enter_context(LoadProcess())

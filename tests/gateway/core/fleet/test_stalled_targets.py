@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.link_events import LinkLoad, LinkUp
+from gateway.core.fleet.link_events import LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.target import TargetView
 from gateway.core.health.breaker import BreakerState
 from gateway.core.placement.placer import Candidate, estimate
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, report, variant
+from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import DeadlineExceeded
 from tidegate.types import Accepted
 
@@ -106,3 +107,19 @@ def test_a_probe_that_is_not_answered_fails_and_one_that_is_closes_it() -> None:
         asked(fleet, key, at).answered({"compute": 0.01, "queue": 0.0}, None, at + 0.012)
     assert target.breaker.state is BreakerState.CLOSED
     assert looked_at(target, at + 0.1, at + 1.0)
+
+
+def test_a_server_without_stage_times_is_believed_to_compute_and_its_silence_is_a_stall() -> None:
+    fleet = fleet_of(edge_b=variant(), pool_main=VariantOffer("default", "unknown"))
+    target = fleet.targets["pool/main"]
+    for key in range(60):  # the way there was thought to take longer than the answer took in all
+        now = NOW + 0.1 * key
+        fleet.fold(LinkRtt("pool/main", 0.05), now)
+        AttemptTelemetry(candidate_on(fleet, "pool/main"), key, 16.0, now).answered({}, None, now + 0.04)
+    (learned,) = [one.cost for one in fleet.offered("minilm", "1") if one.target is target]
+    assert learned.sigma < 1.0
+    asked_at = NOW + 10.0
+    for key in range(60, 63):
+        AttemptTelemetry(candidate_on(fleet, "pool/main"), key, 16.0, asked_at)
+    assert looked_at(target, asked_at, asked_at + 0.1)
+    assert not looked_at(target, asked_at + 0.1, asked_at + 1.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 from collections.abc import Callable
+from types import MappingProxyType
 
 import pytest
 from hypothesis import given as for_all
@@ -94,6 +95,12 @@ def test_memory_keeps_the_last_ones_and_counts_all() -> None:
     assert [(one.number, one.request_id) for one in memory] == [(2, "1"), (3, "2")]
     assert memory.name_of(3) == "3fa09c-3"
     assert (len(memory), repr(memory).startswith("<FlightRecorder of 2 requests in 0.0 MiB>")) == (2, True)
+
+
+def test_an_answer_without_stages_is_kept_as_a_foreign_server_gives_it() -> None:
+    memory = FlightRecorder(20, 10_000)
+    memory.add(request_record(notes=answered(0, "pool/main", 0.002, stages=MappingProxyType({}))))
+    assert [note.stages for one in memory for note in one.notes if note.what == "answered"] == [{}]
 
 
 @pytest.mark.slow

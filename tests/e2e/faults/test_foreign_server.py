@@ -1,0 +1,47 @@
+"""A foreign server hangs, or gets far too slow, and what edges can do is answered in time all the same.
+
+A real gateway, three edges and a small server of the Open Inference Protocol in the pool's place, under load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from tests.bench.fault_rows import stalls
+from tests.bench.faults import MODULES
+from tests.support.faults.matrix import Matrix
+from tests.support.gateway.casts import paced
+from tests.support.mqtt.brokers import MOSQUITTO
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.e2e,
+    pytest.mark.needs_mosquitto,
+    pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed"),
+    pytest.mark.timeout(240),
+]
+POOL = "pool/pool"
+SMALL = 128  # units: an edge still makes it once the stall is known
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    folder = tmp_path_factory.mktemp("foreign")
+    with Matrix(folder, partial(paced, edges=3), modules=MODULES, foreign=True) as running:
+        running.warm_up(4.0)
+        yield running
+
+
+@pytest.mark.parametrize("number", ["32b", "32h"], ids=["it hangs", "it is twenty times too slow"])
+def test_a_foreign_server_that_stalls_costs_no_small_request_and_is_used_again(matrix: Matrix, number: str) -> None:
+    (row,) = [one.row for one in stalls.TRIALS if one.row.number == number]
+    seen = matrix.run(replace(row, before_s=4.0, during_s=3.0, after_s=3.0, recover_s=0.0))
+    assert seen.before.served()[POOL] > 0, "its time was learned"
+    feasible = [one for one in seen.during.answers if one.units <= SMALL]
+    assert [one for one in feasible if one.status != 200 or one.latency_s > one.budget_s] == []
+    used_again_s = seen.served_again_after(POOL)
+    assert used_again_s is not None and used_again_s < 3.0
