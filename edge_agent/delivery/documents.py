@@ -13,9 +13,11 @@ have no clock: the time is the device's own, but never less than the latest `iss
 five minutes of disagreement are forgiven. So a clock that is behind, or was set back, can delay an expiry and not undo
 one that a newer document has proven; a clock that is ahead refuses, and the refusal says what time it is here.
 
-Keys are pinned by the operator's files. A document may hand trust over to other keys (`tidegate/rollout/signing.py`);
-the handover is kept beside the documents, and holds until the operator's files change: then those count, since write
-access to them is ownership of the device.
+Roots do not expire (`tidegate/rollout/root.py`), so no clock can keep a device from the newest keys.
+
+Keys are pinned by the operator's files. A chain of roots leads to newer ones, link by link; until there is one, a
+document may hand trust over to other keys (`tidegate/rollout/signing.py`). Either is kept in the trust record, and
+holds until the operator's files change: then those count, since write access to them is ownership of the device.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from tidegate.fleet.reported import DocumentRefusal
 from tidegate.models.repository import version_key
 from tidegate.rollout.canonical import canonical, digest_of
 from tidegate.rollout.desired import DesiredDocument, DesiredModel, decode_desired, desired_models
-from tidegate.rollout.signing import Keys, SignatureRefused, keys_after, verify_document
+from tidegate.rollout.root import RootLink, RootRefused, TrustedRoot, walk
+from tidegate.rollout.signing import Keys, SignatureRefused, keys_after, roots_in, verify_document
 from tidegate.storage.atomic_file import write_atomically
 
 _MAX_WORDS: Final = 300
@@ -103,7 +106,11 @@ class TrustedDocuments:
         if self._closed:
             return self._refuse(scope, self._closed)
         try:
-            desired, raw = verify_document(message, self._record.keys)
+            self._follow(roots_in(message))
+            desired, raw = verify_document(message, self._record.keys, self._record.threshold)
+            self._refuse_handover(desired)
+        except RootRefused as error:
+            return self._refuse(scope, f"root: {error}")
         except SignatureRefused as error:
             return self._refuse(scope, f"signature: {error}")
         except BadMessage as error:
@@ -121,6 +128,21 @@ class TrustedDocuments:
         self._keep(scope, desired, raw)
         log.info("a document is in force", scope=scope, revision=desired.revision)
         return True
+
+    def _follow(self, chain: Sequence[RootLink]) -> None:
+        """Walk to the newest root, and keep it whatever becomes of the document: older keys are gone for good."""
+        record = self._record
+        root = walk(TrustedRoot(record.keys, record.root, record.threshold), chain)
+        if root.version > record.root:
+            followed = replace(record, pinned=_stamp(self._pinned), root=root.version)
+            self._record = self._file.write(replace(followed, keys=dict(root.keys), threshold=root.threshold))
+            log.warning("the root of trust for documents has changed", version=root.version, keys=sorted(root.keys))
+
+    def _refuse_handover(self, desired: DesiredDocument) -> None:
+        if self._record.root > 1 and keys_after(desired, self._record.keys) != self._record.keys:
+            raise RootRefused(
+                f"this device follows the chain of roots, at version {self._record.root}: a document hands nothing over"
+            )
 
     def _keep(self, scope: str, desired: DesiredDocument, raw: bytes) -> None:
         self._documents = {**self._documents, scope: desired}
@@ -175,7 +197,7 @@ class TrustedDocuments:
             return
         if record is not None:
             stamp = _stamp(self._pinned)
-            self._record = record if record.pinned == stamp else replace(record, pinned=stamp, keys=dict(self._pinned))
+            self._record = record if record.pinned == stamp else _pinned_again(record, stamp, self._pinned)
 
     def _restore(self, scope: str, desired: DesiredDocument, raw: bytes) -> None:
         """Put a document from the disk in force, unless a newer one was accepted or it is another one."""
@@ -190,6 +212,10 @@ class TrustedDocuments:
 
     def __repr__(self) -> str:
         return f"<TrustedDocuments {dict(self.accepted)} refused {list(self.refused)}>"
+
+
+def _pinned_again(record: TrustRecord, stamp: str, pinned: Keys) -> TrustRecord:
+    return replace(record, pinned=stamp, keys=dict(pinned), root=1, threshold=1)
 
 
 def _stamp(keys: Keys) -> str:

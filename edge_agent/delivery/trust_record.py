@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import structlog
@@ -24,6 +25,7 @@ from edge_agent.core.reconcile import AcceptedRevision
 from tidegate.rollout.canonical import canonical, digest_of
 from tidegate.storage.atomic_file import write_atomically
 
+_ADDED: Final = {"root": 1, "threshold": 1}  # fields since the first record with a digest, with their defaults
 log = structlog.get_logger(__name__)
 
 
@@ -43,6 +45,8 @@ class TrustRecord(msgspec.Struct, frozen=True):
         pinned: digest of the operator's keys under which `keys` were handed over.
         floors: by scope, the newest document that was accepted.
         proven_s: UTC seconds; the latest `issued` of an accepted document, so the clock is wrong if it says less.
+        root: version of the root that `keys` are of (`tidegate/rollout/root.py`); 1: the operator's, or handed over.
+        threshold: how many of them must sign.
         digest: of the record without this field; "" in files of versions that had no floors.
     """
 
@@ -52,6 +56,8 @@ class TrustRecord(msgspec.Struct, frozen=True):
     proven_s: int = 0
     serial: int = 0
     digest: str = ""
+    root: int = 1
+    threshold: int = 1
 
     def held(self, scope: str) -> AcceptedRevision | None:
         floor = self.floors.get(scope)
@@ -95,7 +101,7 @@ class TrustFile:
     def write(self, record: TrustRecord) -> TrustRecord:
         """Write the next record into each place; it is in force once the first is written. Raises OSError."""
         numbered = replace(record, serial=record.serial + 1, digest="")
-        sealed = replace(numbered, digest=digest_of(canonical(numbered)))
+        sealed = replace(numbered, digest=_digest(numbered))
         for path in self._paths:
             write_atomically(path, msgspec.json.encode(sealed), parents=True)
         return sealed
@@ -122,7 +128,13 @@ def _read(path: Path) -> TrustRecord | str | None:
     if not record.digest:
         # Before there were floors the file was the handover alone; afterwards every file has a serial and a digest.
         return record if record.serial == 0 and not record.floors else "it has no digest"
-    return record if digest_of(canonical(replace(record, digest=""))) == record.digest else "its digest is wrong"
+    return record if _digest(replace(record, digest="")) == record.digest else "its digest is wrong"
+
+
+def _digest(record: TrustRecord) -> str:
+    """Of the record without a digest. What files of earlier versions lack is left out while it says nothing."""
+    fields = msgspec.to_builtins(record)
+    return digest_of(canonical({name: one for name, one in fields.items() if _ADDED.get(name) != one}))
 
 
 def _merged(newest: TrustRecord, other: TrustRecord) -> TrustRecord:

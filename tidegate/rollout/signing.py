@@ -9,7 +9,8 @@ document with at least one good signature of theirs; signatures of keys that it 
 
 Rotation: a document with `keys` replaces the pinned ones. It must be signed by an old key (so it comes from a trusted
 signer) and by each new one (so no signer names a key that it does not hold); a device that was away meanwhile is given
-the same document again, since it is retained.
+the same document again, since it is retained. Where several rotations may be missed, or more than one key shall be
+needed, there is the chain of roots (`root.py`); once a device follows it, documents hand nothing over.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from msgspec import Meta, field
 
 from tidegate.fleet.messages import BadMessage
 from tidegate.rollout.desired import DesiredDocument, decode_desired, encode_desired
+from tidegate.rollout.root import MAX_LINKS, RootLink
 from tidegate.security.attestation.software import key_id
 
 MAX_SIGNED_BYTES: Final = 106_496
@@ -41,22 +43,23 @@ class DocumentSignature(msgspec.Struct, frozen=True):
     signature: bytes = field(name="sig")  # base64 in JSON
 
 
-class SignedDocument(msgspec.Struct, frozen=True):
-    """A document as it travels."""
+class SignedDocument(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A document as it travels, with the chain of roots (`root.py`), which has signatures of its own."""
 
     document: msgspec.Raw = field(name="doc")
     signatures: Annotated[tuple[DocumentSignature, ...], Meta(max_length=16)] = field(name="sigs")
-    v: Literal[1] = 1
+    v: Literal[1] = field(default_factory=lambda: 1)
+    roots: Annotated[tuple[RootLink, ...], Meta(max_length=MAX_LINKS)] = ()
 
 
 _decoder: Final = msgspec.json.Decoder(SignedDocument)
 
 
-def sign_document(desired: DesiredDocument, keys: Sequence[Ed25519PrivateKey]) -> bytes:
-    """The message for a topic `…/desired`, signed by each of the keys."""
+def sign_document(desired: DesiredDocument, keys: Sequence[Ed25519PrivateKey], roots: Sequence[RootLink] = ()) -> bytes:
+    """The message for a topic `…/desired`, signed by each of the keys, with the chain that leads to them."""
     raw = encode_desired(desired)
     signatures = tuple(DocumentSignature(id_of(key), key.sign(_DOMAIN + raw)) for key in keys)
-    return msgspec.json.encode(SignedDocument(msgspec.Raw(raw), signatures))
+    return msgspec.json.encode(SignedDocument(msgspec.Raw(raw), signatures, roots=tuple(roots)))
 
 
 def id_of(key: Ed25519PrivateKey) -> str:
@@ -64,16 +67,27 @@ def id_of(key: Ed25519PrivateKey) -> str:
     return key_id(key.public_key().public_bytes_raw())
 
 
-def verify_document(message: bytes, trusted: Keys) -> tuple[DesiredDocument, bytes]:
+def roots_in(message: bytes) -> tuple[RootLink, ...]:
+    """The chain of roots that came with a document, unchecked. Raises BadMessage."""
+    return _decoded(message).roots
+
+
+def verify_document(message: bytes, trusted: Keys, threshold: int = 1) -> tuple[DesiredDocument, bytes]:
     """The document and its canonical bytes.
+
+    Args:
+        threshold: how many of the trusted keys must have signed it.
 
     Raises:
         SignatureRefused: no trusted key has signed it, or a rotation lacks a signature.
         BadMessage: it is signed, or could not be looked at, but is no document that this agent can read.
     """
     raw, signatures = _taken_apart(message)
-    if not any(_is_signed(raw, signatures, public) for public in trusted.values()):
+    good = sum(_is_signed(raw, signatures, public) for public in trusted.values())
+    if not good:
         raise SignatureRefused(_refusal(signatures, trusted))
+    if good < threshold:
+        raise SignatureRefused(f"it is signed by {good} of the trusted keys, and the root asks for {threshold}")
     desired = decode_desired(raw)
     for text in desired.keys:
         public = base64.b64decode(text)
@@ -103,13 +117,17 @@ def public_text(public: bytes) -> str:
 
 
 def _taken_apart(message: bytes) -> tuple[bytes, Mapping[str, bytes]]:
+    parts = _decoded(message)
+    return bytes(parts.document), {one.kid: one.signature for one in parts.signatures}
+
+
+def _decoded(message: bytes) -> SignedDocument:
     if len(message) > MAX_SIGNED_BYTES:
         raise BadMessage(f"{len(message)} bytes, at most {MAX_SIGNED_BYTES} are allowed")
     try:
-        parts = _decoder.decode(message)
+        return _decoder.decode(message)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise BadMessage(str(error)) from error
-    return bytes(parts.document), {one.kid: one.signature for one in parts.signatures}
 
 
 def _is_signed(raw: bytes, signatures: Mapping[str, bytes], public: bytes) -> bool:

@@ -11,7 +11,8 @@ import pytest
 from edge_agent.delivery.documents import TrustedDocuments
 from tests.support.edge.rollouts import Author
 from tidegate.rollout.desired import decode_desired
-from tidegate.rollout.signing import public_text
+from tidegate.rollout.root import RootKeys, RootLink, link_of
+from tidegate.rollout.signing import public_text, read_unverified, sign_document
 from tidegate.security.attestation.software import key_id
 
 AUTHOR, HEIR = Author(1), Author(9)
@@ -179,3 +180,68 @@ def test_a_document_that_ends_before_it_begins_is_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="`expires`"):
         AUTHOR.message(1, expires_s=ISSUED_S)
     assert decode_desired(b'{"device":"a","issued":1,"rev":1,"v":1}').expires_s == 0
+
+
+NEXT, LAST = Author(21), Author(22)
+
+
+def chained(version: int, author: Author, before: Author) -> RootLink:
+    text = public_text(author.key.public_key().public_bytes_raw())
+    return link_of(RootKeys(version, 1, (text,)), [before.key, author.key])
+
+
+def with_roots(author: Author, revision: int, *roots: RootLink, **changes: Any) -> bytes:
+    desired = read_unverified(author.message(revision, **changes))
+    return sign_document(desired, [author.key], roots)
+
+
+CHAIN = (chained(2, HEIR, AUTHOR), chained(3, NEXT, HEIR), chained(4, LAST, NEXT))
+
+
+def test_a_device_that_missed_several_roots_comes_along_and_old_keys_are_gone(tmp_path: Path) -> None:
+    assert opened(tmp_path).take(SCOPE, with_roots(LAST, 1, *CHAIN))
+    documents = opened(tmp_path)
+    for old in (AUTHOR, HEIR, NEXT):
+        assert not documents.take(SCOPE, with_roots(old, 2, *CHAIN))
+        assert documents.refused[SCOPE].reason.startswith("signature: ")
+    forged = chained(2, AUTHOR, AUTHOR)
+    assert not documents.take(SCOPE, with_roots(AUTHOR, 2, forged)), "an older link changes nothing"
+    assert documents.take(SCOPE, with_roots(LAST, 2)), "the chain need not come again"
+
+
+def test_a_root_is_kept_though_its_document_is_refused(tmp_path: Path) -> None:
+    documents = opened(tmp_path)
+    assert not documents.take(SCOPE, with_roots(AUTHOR, 1, *CHAIN[:1]))
+    assert not opened(tmp_path).take(SCOPE, AUTHOR.message(1))
+    assert opened(tmp_path).take(SCOPE, HEIR.message(1))
+
+
+@pytest.mark.parametrize("roots", [CHAIN[1:], (CHAIN[0], CHAIN[2]), (chained(2, LAST, HEIR),)])
+def test_a_chain_with_a_skipped_or_forged_link_is_refused_with_its_document(tmp_path: Path, roots: Any) -> None:
+    documents = opened(tmp_path)
+    assert not documents.take(SCOPE, with_roots(LAST, 1, *roots))
+    assert documents.refused[SCOPE].reason.startswith("root: version ")
+    assert documents.take(SCOPE, AUTHOR.message(1)), "nothing of the chain counts"
+
+
+def test_from_the_second_root_on_a_document_hands_no_keys_over(tmp_path: Path) -> None:
+    documents = opened(tmp_path)
+    assert documents.take(SCOPE, with_roots(HEIR, 1, *CHAIN[:1]))
+    new = public_text(NEXT.key.public_key().public_bytes_raw())
+    assert not documents.take(SCOPE, HEIR.message(2, keys=(new,), signers=(HEIR.key, NEXT.key)))
+    assert "hands nothing over" in documents.refused[SCOPE].reason
+
+
+def test_a_threshold_of_the_roots_keys_must_sign(tmp_path: Path) -> None:
+    texts = tuple(public_text(one.key.public_key().public_bytes_raw()) for one in (HEIR, NEXT))
+    link = link_of(RootKeys(2, 2, texts), [AUTHOR.key, HEIR.key, NEXT.key])
+    documents = opened(tmp_path)
+    assert not documents.take(SCOPE, with_roots(HEIR, 1, link))
+    assert "the root asks for 2" in documents.refused[SCOPE].reason
+    assert opened(tmp_path).take(SCOPE, HEIR.message(1, signers=(HEIR.key, NEXT.key)))
+
+
+def test_new_pinned_keys_begin_a_chain_of_their_own(tmp_path: Path) -> None:
+    assert opened(tmp_path).take(SCOPE, with_roots(LAST, 1, *CHAIN))
+    documents = opened(tmp_path, pinned=NEXT)
+    assert documents.take(SCOPE, with_roots(HEIR, 2, chained(2, HEIR, NEXT)))

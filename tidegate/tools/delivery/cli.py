@@ -25,6 +25,7 @@ from tidegate.models.alike import differences
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.outcome import ModelNotFound
 from tidegate.rollout.plan import ModelPlan, Net, Probe, Soak
+from tidegate.rollout.root import read_chain
 from tidegate.runtime.duration import Duration
 from tidegate.security.attestation.keys import read_key
 from tidegate.storage import audit_log
@@ -142,6 +143,10 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
     "--key", "keys", multiple=True, required=True, type=click.Path(path_type=Path, dir_okay=False),
     help="Key that signs (`tidegate keys signing create`); may be repeated.",
 )  # fmt: skip
+@click.option(
+    "--roots", type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Chain of roots that leads devices to these keys (`tidegate keys signing rotate`).",
+)  # fmt: skip
 @click.option("--rotate", is_flag=True, help="Devices trust only the second and further --key from now on.")
 @click.option(
     "--replace", "replace_unsigned", is_flag=True, help="Leave out other models that documents of foreign keys name."
@@ -182,7 +187,8 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
                 ) from error
         return plan_of(olds[wanted], wanted, keep=plan.keep)
 
-    signing = OrderSigning([_signing_key(path) for path in given["keys"]], given["rotate"])
+    roots = read_chain(given["roots"]) if given["roots"] else ()
+    signing = OrderSigning([_signing_key(path) for path in given["keys"]], given["rotate"], roots)
     issued_s = int(clock.utc_s())
     expires_s = issued_s + max(1, round(given["expires"]))
     terms = OrderTerms(name, plan, tuple(report["urls"]), issued_s, given["replace_unsigned"], expires_s)

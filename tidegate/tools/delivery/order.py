@@ -23,6 +23,7 @@ from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.reported import Reported, RolloutState
 from tidegate.rollout.desired import DesiredDocument
 from tidegate.rollout.plan import ModelPlan, Probe, Soak
+from tidegate.rollout.root import RootLink
 from tidegate.rollout.signing import SignatureRefused, public_text, sign_document, verify_document
 from tidegate.security.attestation.software import key_id
 
@@ -69,10 +70,12 @@ class OrderSigning:
     Attributes:
         keys: all of them sign; the first is the one that devices trust now.
         rotate: whether devices shall trust exactly these keys but the first from now on.
+        roots: the chain of roots, for devices that have missed a part of it.
     """
 
     keys: Sequence[Ed25519PrivateKey]
     rotate: bool = False
+    roots: Sequence[RootLink] = ()
 
     @property
     def trusted(self) -> Mapping[str, bytes]:
@@ -137,8 +140,8 @@ def make_order(
             remove=(*forward.remove, terms.model) if before is None else forward.remove,
         )
         documents[device.name] = {
-            "forward": msgspec.Raw(sign_document(forward, signing.keys)),
-            "back": msgspec.Raw(sign_document(back, signing.keys)),
+            "forward": msgspec.Raw(sign_document(forward, signing.keys, signing.roots)),
+            "back": msgspec.Raw(sign_document(back, signing.keys, signing.roots)),
         }
         revisions[device.name] = {"forward": forward.revision, "back": back.revision}
     names = [device.name for device in devices]
