@@ -26,7 +26,7 @@ from tidegate.outcome import ServeError
 from tidegate.runtime.lifeline import die_with_parent
 
 GROUP: Final = "tidegate.commands"
-# The extra that installs the imports of a command; a command that is not listed needs none.
+# The extra that installs the imports of a command; one that is not listed needs none to be imported, or one package.
 EXTRAS: Final = {
     "gateway": "gateway",
     "status": "gateway",
@@ -38,6 +38,13 @@ EXTRAS: Final = {
     "model": "build",
     "up": "demo",
 }
+# The smallest extra that brings a package, for commands that need one only for some of what they do.
+BROUGHT_BY: Final = {
+    "aiohttp": "gateway", "paho": "gateway", "prometheus_client": "metrics", "jwt": "gateway", "uvloop": "gateway",
+    "tokenizers": "gateway", "grpc_health": "gateway", "grpc_reflection": "gateway", "onnxruntime": "edge",
+    "torch": "cloud", "safetensors": "cloud", "onnx": "build", "onnxscript": "build", "sklearn": "build",
+    "transformers": "build", "opentelemetry": "tracing", "matplotlib": "simulate", "scipy": "simulate", "amqtt": "demo",
+}  # fmt: skip
 OURS: Final = ("gateway", "edge_agent", "cloud_pool", "simulator", "tidegate")
 
 
@@ -110,7 +117,7 @@ def _entry_point(name: str) -> EntryPoint | None:
 def _missing(command: str, error: ModuleNotFoundError) -> Exception:
     """An error that names the extra; a missing module of our own is a defect and is raised unchanged."""
     package = (error.name or "").split(".")[0]
-    extra = EXTRAS.get(command)
+    extra = EXTRAS.get(command) or BROUGHT_BY.get(package)
     if package in OURS or extra is None:
         return error
     return click.ClickException(f"`tidegate {command}` needs {package}: pip install 'tidegate[{extra}]'")

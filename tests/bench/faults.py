@@ -84,7 +84,7 @@ def _brief(trial: Trial) -> Trial:
 
 
 def least_wall_s(trials: Sequence[Trial]) -> float:
-    """How long these rows take by their lengths, with fleets and mending as measured; a busy machine takes longer."""
+    """How long these rows take by their lengths, with rough figures for fleets and mending; load adds to it."""
     rows = sum(one.row.before_s + one.row.during_s + one.row.after_s + BETWEEN_S for one in trials)
     return rows + FLEET_S * len({one.foreign for one in trials})
 

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import entry_points, metadata
 from pathlib import Path
 
 import click
@@ -189,3 +189,73 @@ def test_a_link_to_a_url_is_refused_in_words_that_say_what_is_wanted() -> None:
     told = run("link", "--upstream", "http://127.0.0.1:80")
     assert told.exit_code == 2
     assert "'http://127.0.0.1:80' is a URL" in told.output and "HOST:PORT" in told.output
+
+
+PACKAGES = {
+    "gateway": "aiohttp uvloop paho prometheus_client tokenizers jwt grpc_health grpc_reflection",
+    "edge": "aiohttp onnxruntime paho grpc_health grpc_reflection",
+    "cloud": "torch safetensors uvloop grpc_health grpc_reflection",
+    "build": "torch onnx onnxruntime onnxscript safetensors sklearn tokenizers transformers",
+    "simulate": "matplotlib scipy",
+    "tracing": "opentelemetry",
+    "demo": "amqtt",
+}
+# Imports every command of the command line where the packages that are named cannot be imported, and prints what each
+# says. Then runs those that need a package only when they work.
+WALK = """
+import sys
+for package in sys.argv[1].split():
+    sys.modules[package] = None
+import click
+from click.testing import CliRunner
+from tidegate.cli import cli
+
+def leaves(words, command):
+    if not isinstance(command, click.Group):
+        yield words
+        return
+    for name in command.list_commands(click.Context(command)):
+        try:
+            inner = command.get_command(click.Context(command), name)
+        except click.ClickException as error:
+            print(f"{name}: {error.message}")
+            continue
+        yield from leaves((*words, name), inner)
+
+working = [("model", "quantize", "a.onnx", "b.onnx"), ("model", "add", "m", "--edge", "a.onnx"),
+           ("model", "pack", "folder", "x.safetensors")]
+for words in [*(one + ("--help",) for one in leaves((), cli)), *working]:
+    result = CliRunner().invoke(cli, words)
+    if not isinstance(result.exception, SystemExit | None):
+        raise result.exception
+    if "pip install" in result.output and "--help" not in words:
+        print(" ".join(words[:2]) + ": " + result.output.strip())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ("gateway", ("gateway: `tidegate gateway` needs", "fleet: `tidegate fleet` needs paho")),
+        ("edge", ("edge: `tidegate edge` needs aiohttp", "fleet: `tidegate fleet` needs paho")),
+        ("cloud", ("pool: `tidegate pool` needs", "model pack: Error: this needs torch and safetensors")),
+        ("build", ("model quantize: Error: this needs onnx", "model add: Error: this needs onnx")),
+        ("simulate tracing demo", ()),
+    ],
+)
+def test_without_an_extra_every_command_works_or_says_which_one_is_missing(extra: str, said: tuple[str, ...]) -> None:
+    # torch is left out in every case, since to import it takes longer than all else.
+    blocked = " ".join(("torch", *(PACKAGES[one] for one in extra.split())))
+    ended = subprocess.run(
+        [sys.executable, "-c", WALK, blocked], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert all("pip install 'tidegate[" in line for line in lines)
+    assert all(any(line.startswith(one) for line in lines) for one in said), lines
+
+
+def test_each_package_is_brought_by_an_extra_that_is_there() -> None:
+    assert set(door.BROUGHT_BY) == set(" ".join(PACKAGES.values()).split())
+    assert set(door.BROUGHT_BY.values()) <= set(metadata("tidegate").get_all("Provides-Extra") or ())
