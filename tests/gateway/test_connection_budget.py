@@ -19,7 +19,7 @@ from tests.support.gateway.app import BODY, INFER, Far, repository, running, tar
 from tidegate import clock
 from tidegate.runtime.owned_task import cancel_and_wait
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = pytest.mark.slow
 FILES = 1024
 IDLE = 400  # a port: more than the share of any of them, and together more than all files
 OTHERS = ("metrics", "admin", "artifacts", "grpc", "link")

@@ -58,6 +58,7 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.fleet.reported import ModelReport, Reported, RolloutState
 from tidegate.link.service import LinkService
 from tidegate.metrics.exposition import Exposition
+from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.served import ServedCounts
 from tidegate.netsim.proxy.control import control_app
 from tidegate.oip.grpc.server import OipService
@@ -101,6 +102,7 @@ def _of_a_gateway() -> list[Metric]:
     )
     counted.add(lambda: [condition_family(fleet), *scaling_families(_busy()), *trial_families(_on_trial())])
     counted.add(tracing.families)
+    counted.add(LoopLag().families)
     counted.began(call)
     counted.answered(call, _reply(), NOW + 0.07)
     counted.ended(call, Overloaded("full"), NOW + 0.07)
@@ -119,7 +121,7 @@ async def _of_a_pool() -> list[Metric]:
             lambda: [lane.statistics for lane in supervisor.lanes.values()],
             served=_served(),
         )
-        return list(Exposition(counts.collect).own())
+        return _with_loop_lag(counts.collect)
 
 
 def _of_an_edge() -> list[Metric]:
@@ -128,7 +130,13 @@ def _of_an_edge() -> list[Metric]:
     sensors = SimpleNamespace(now=SimpleNamespace(battery=0.5, on_battery=False, temperature_c=40.0, throttled=False))
     sync = SimpleNamespace(connected=True, epoch=1)
     counts = EdgeMetrics(*cast(Any, (host, list, queue, sensors, sync, {"files": True})))
-    return list(Exposition(counts.collect).own())
+    return _with_loop_lag(counts.collect)
+
+
+def _with_loop_lag(collect: Callable[[], Iterable[Metric]]) -> list[Metric]:
+    exposition = Exposition(collect)
+    exposition.add(LoopLag().families)
+    return list(exposition.own())
 
 
 def _served() -> ServedCounts:
