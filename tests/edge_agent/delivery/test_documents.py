@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from edge_agent.delivery.documents import TrustedDocuments
 from tests.support.edge.rollouts import Author
+from tidegate.rollout.canonical import canonical, digest_of
 from tidegate.rollout.desired import decode_desired
 from tidegate.rollout.root import RootKeys, RootLink, link_of
 from tidegate.rollout.signing import public_text, read_unverified, sign_document
@@ -245,3 +247,15 @@ def test_new_pinned_keys_begin_a_chain_of_their_own(tmp_path: Path) -> None:
     assert opened(tmp_path).take(SCOPE, with_roots(LAST, 1, *CHAIN))
     documents = opened(tmp_path, pinned=NEXT)
     assert documents.take(SCOPE, with_roots(HEIR, 2, chained(2, HEIR, NEXT)))
+
+
+def test_a_record_from_before_there_were_roots_still_has_its_digest(tmp_path: Path) -> None:
+    assert opened(tmp_path).take(SCOPE, AUTHOR.message(3))
+    for path in copies(tmp_path):
+        held = json.loads(path.read_bytes())
+        fields = {name: one for name, one in held.items() if name not in ("root", "threshold", "digest")}
+        digest = digest_of(canonical({**fields, "digest": ""}))
+        path.write_bytes(canonical({**fields, "digest": digest}))
+    documents = opened(tmp_path)
+    assert not documents.take(SCOPE, AUTHOR.message(2))
+    assert documents.refused[SCOPE].reason.startswith("revision: ")
