@@ -19,6 +19,7 @@ The folders are read once, on first use; a new repository object reads them agai
 from __future__ import annotations
 
 import difflib
+import hashlib
 import re
 from collections.abc import Hashable
 from pathlib import Path
@@ -35,6 +36,7 @@ from tidegate.storage.atomic_file import write_atomically
 
 MANIFEST_FILE = "model.yaml"
 MAX_MANIFEST_BYTES = 1024 * 1024
+MAX_TOKENIZER_BYTES = 128 * 1024 * 1024  # the largest in use, of multilingual models, have under 40 MB
 _MAX_DEPTH = 32
 _MAX_SHOWN = 200  # characters of a value in an error
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
@@ -164,12 +166,26 @@ def verify_artefact(path: Path, variant: Variant) -> None:
 
 def verify_tokenizer(path: Path, text: Text) -> None:
     """Raise RepositoryError unless `path` is there and has the digest that `text` names, if it names one."""
+    read_tokenizer(path, text)
+
+
+def read_tokenizer(path: Path, text: Text) -> bytes:
+    """The tokenizer's bytes, read once, so that what was checked is what is used.
+
+    Raises:
+        RepositoryError: it is not there, is too large, or has another digest than `text` names.
+    """
     try:
-        digest = sha256_of(path)
+        with path.open("rb") as file:
+            content = file.read(MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
         raise RepositoryError(f"{path}: the tokenizer: {error.strerror}") from error
+    if len(content) > MAX_TOKENIZER_BYTES:
+        raise RepositoryError(f"{path}: the tokenizer has more than {MAX_TOKENIZER_BYTES} bytes")
+    digest = hashlib.sha256(content).hexdigest()
     if text.sha256 and digest != text.sha256:
         raise RepositoryError(f"{path}: has sha256 {digest}, but the manifest names {text.sha256} for its tokenizer")
+    return content
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol
 from tokenizers import Tokenizer
 
 from tidegate.models.manifest import Manifest, Text
-from tidegate.models.repository import RepositoryError, verify_tokenizer
+from tidegate.models.repository import RepositoryError, read_tokenizer
 from tidegate.openai.embeddings import TokenRow, text_of
 from tidegate.runtime.process import StartError
 
@@ -77,8 +77,7 @@ class Tokenizers:
 
 def _load(path: Path, text: Text) -> Any:
     try:
-        verify_tokenizer(path, text)
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_buffer(read_tokenizer(path, text))
     except RepositoryError as error:
         raise StartError(f"cannot read the tokenizer: {error}") from error
     except Exception as error:  # the library raises nothing narrower

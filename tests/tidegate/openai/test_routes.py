@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from tests.support.serving.host import FakeHost, minilm
 from tests.support.serving.oip_servers import OneFolder, Servers, serving
 from tidegate.arrays import tensor_to_array
+from tidegate.models import repository
 from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded
 from tidegate.runtime.process import StartError
@@ -355,3 +356,14 @@ async def test_a_tokenizer_that_is_not_there_ends_the_start_by_its_name(tmp_path
     tokenizers = Tokenizers(OneFolder(tmp_path))
     with pytest.raises(StartError, match=r"cannot read the tokenizer: .*tokenizer\.json"):
         await tokenizers.load([minilm()])
+
+
+async def test_a_tokenizer_beyond_the_limit_or_damaged_ends_the_start_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": ')
+    with pytest.raises(StartError, match=r"cannot read the tokenizer .*tokenizer\.json"):
+        await Tokenizers(OneFolder(tmp_path)).load([minilm()])
+    monkeypatch.setattr(repository, "MAX_TOKENIZER_BYTES", 10)
+    with pytest.raises(StartError, match=r"tokenizer\.json: the tokenizer has more than 10 bytes"):
+        await Tokenizers(OneFolder(tmp_path)).load([minilm()])
