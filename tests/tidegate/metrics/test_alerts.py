@@ -55,7 +55,12 @@ SICK: dict[str, tuple[str, list[Series], str]] = {
     "TidegatePoolQueueOld": ("15s", [(f'tidegate_pool_queue_oldest_age_seconds{{{P},lane="a"}}', "0 3x40")], "5m"),
     "TidegatePoolTooSmall": (
         "15s",
-        [(f"tidegate_pool_replicas_needed{{{G}}}", "2x100"), (f"up{{{P}}}", "1x100")],
+        [
+            (f"tidegate_pool_demand_replicas{{{G}}}", "1x100"),
+            (f"tidegate_pool_demand_variance{{{G}}}", "0.25x100"),
+            (f"tidegate_pool_demand_backlog{{{G}}}", "0.3x100"),
+            (f"up{{{P}}}", "1x100"),
+        ],
         "20m",
     ),
     "TidegateInFlightAtLimit": (
@@ -116,7 +121,9 @@ HEALTHY: list[Series] = [
     (f'tidegate_shed_total{{{G},reason="shed"}}', "5x480"),
     (f'tidegate_queue_wait_seconds{{{G},target="edge/a"}}', "0x240 2 0x240"),
     (f'tidegate_pool_queue_oldest_age_seconds{{{P},lane="a"}}', "0.1x480"),
-    (f"tidegate_pool_replicas_needed{{{G}}}", "1x240 2 1x240"),
+    (f"tidegate_pool_demand_replicas{{{G}}}", "0.5x240 1.5 0.5x240"),
+    (f"tidegate_pool_demand_variance{{{G}}}", "0.04x480"),
+    (f"tidegate_pool_demand_backlog{{{G}}}", "0.1x480"),
     (f"tidegate_in_flight{{{G}}}", "10x480"),
     (f"tidegate_in_flight_limit{{{G}}}", "100x480"),
     (f'tidegate_prediction_promises_total{{{G},tier="edge",result="kept"}}', "0+380x480"),
