@@ -95,9 +95,12 @@ class EpochStore:
         log.warning("the epoch file is damaged; going on from the clock", path=str(self.path))
         return 0
 
+    def _write(self, epoch: int) -> None:
+        write_atomically(self.path, f"{epoch}\n".encode(), parents=True)
+
     def _saved(self, epoch: int) -> bool:
         try:
-            write_atomically(self.path, f"{epoch}\n".encode(), parents=True)
+            self._write(epoch)
         except OSError as error:
             if not is_disk_failure(error):
                 raise

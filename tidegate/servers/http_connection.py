@@ -28,7 +28,8 @@ class HttpConnection(web.RequestHandler):
         loop: Any,
         **settings: Any,
     ) -> None:
-        super().__init__(server, loop=loop, **settings)
+        # `tidegate/oip/http/body.py` inflates bodies, and refuses what ends early.
+        super().__init__(server, loop=loop, auto_decompress=False, **settings)
         self.client = ""
         self._connections = connections
         self._header_timeout_s = header_timeout_s

@@ -64,14 +64,7 @@ async def open_http_server(
     app = web.Application(client_max_size=max_body_bytes, middlewares=list(middlewares))
     app.add_routes(routes)
     _log.addFilter(_is_news)
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handler_cancellation=True,
-        shutdown_timeout=grace_s,
-        logger=_log,
-        auto_decompress=False,  # `tidegate/oip/http/body.py` inflates, and refuses what ends early
-    )
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace_s, logger=_log)
     await runner.setup()
     if ahead is not None:
         assert runner.server is not None  # it is there once the runner is set up

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 
+import aiohttp
 import pytest
 from aiohttp import web
 
 from tests.support.loop import on_virtual_time
 from tidegate import clock
+from tidegate.oip.http.body import read_body
+from tidegate.outcome import InvalidRequest
 from tidegate.servers.http_server import open_http_server
 from tidegate.servers.limits import ServerLimits
 
@@ -61,6 +65,25 @@ async def test_a_defect_is_still_logged(caplog: pytest.LogCaptureFixture) -> Non
         assert b" 500 " in await exchange(address, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
+
+
+async def _inflated(request: web.Request) -> web.Response:
+    try:
+        return web.Response(body=await read_body(request, 10_000))
+    except InvalidRequest as error:
+        return web.Response(status=400, text=str(error))
+
+
+async def test_bodies_come_as_they_were_sent_and_are_inflated_once() -> None:
+    door = open_http_server(
+        [web.post("/", _inflated)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1
+    )
+    whole, headers = gzip.compress(b"a text " * 100), {"Content-Encoding": "gzip"}
+    async with door as address, aiohttp.ClientSession() as session:
+        async with session.post(address, data=whole, headers=headers) as answer:
+            assert (answer.status, await answer.read()) == (200, b"a text " * 100)
+        async with session.post(address, data=whole[:-8], headers=headers) as answer:
+            assert answer.status == 400
 
 
 # strangers that take their time, or come in numbers

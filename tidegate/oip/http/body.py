@@ -1,7 +1,7 @@
 """A request's body over HTTP, read into memory within bounds of size, of growth by decompression, and of time.
 
 The size is counted after decompression, as it comes and not as it is announced. Bodies are inflated here, piece by
-piece (listeners are opened with `auto_decompress=False`), since aiohttp takes a gzip that ends early for a whole one. A
+piece (`HttpConnection` leaves them as they came), since aiohttp takes a gzip that ends early for a whole one. A
 bomb is stopped at the limit; and before, where it grows out of proportion: JSON of
 zeros shrinks to a hundredth, and what shrinks to less was made to. The ratio counts from a mebibyte on, below which
 nothing is worth refusing.
