@@ -17,6 +17,7 @@ from simulator.report.figures import PolicyFigures, rows
 from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError, load, names
 from simulator.scenarios.what_if import with_link, with_more_devices
 from simulator.sweep import knee, sweep
+from tidegate.runtime.suggestion import did_you_mean
 
 PNG = click.Path(dir_okay=False, path_type=Path)
 
@@ -149,7 +150,8 @@ def _policies(words: str) -> list[str]:
     wanted = list(POLICIES) if words == "all" else [word.strip() for word in words.split(",")]
     for one in wanted:
         if one not in POLICIES:
-            raise click.BadParameter(f"there is no {one!r}; there are: {', '.join(POLICIES)}", param_hint="--policy")
+            known = f"there are: {', '.join(POLICIES)}.{did_you_mean(one, POLICIES)}"
+            raise click.BadParameter(f"there is no {one!r}; {known}", param_hint="--policy")
     return wanted
 
 

@@ -18,11 +18,12 @@ from simulator.crowd.habits import Habits
 from tidegate import clock
 from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.mqtt.broker_url import BrokerUrl
+from tidegate.runtime.suggestion import SuggestingGroup
 
 LOOK_EVERY_S = 1.0
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def fleet() -> None:
     """Whole fleets, for trying out brokers and gateways.
 

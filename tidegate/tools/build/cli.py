@@ -21,6 +21,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.validate import name_problem
 from tidegate.runtime.events import emit
+from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.tools.build.calibrate_cli import calibrate
 from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
 from tidegate.tools.build.demo.demo_models import RECIPES, build_demo
@@ -34,7 +35,7 @@ from tidegate.tools.delivery import versions
 POOL_ENGINES = ("onnx", "torch-export", "torchscript", "torch-packed", "tensorrt")
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def model() -> None:
     """Build, quantize, add, calibrate, inspect and ship models.
 
