@@ -14,6 +14,7 @@ from rich.table import Column, Table
 
 from gateway.commands.admin_reader import read_admin
 from gateway.commands.waterfall_view import print_waterfall
+from tidegate.runtime.duration import printed_duration
 
 NARROW: Final = 100  # columns of a terminal
 _FIRST_TO_GO: Final = ("margin", "claim", "harm", "price")
@@ -213,7 +214,7 @@ def _end(one: dict[str, Any]) -> str:
 
 
 def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} ms" if value < 100.0 else f"{value:.0f} ms"
+    return "-" if value is None else printed_duration(value / 1e3)
 
 
 def _number(value: float | None, form: str) -> str:
