@@ -13,9 +13,11 @@ from edge_agent.commands.store import store
 from edge_agent.config import EdgeConfig
 from tidegate.runtime import events
 from tidegate.runtime.process import process_options, run
+from tidegate.runtime.suggestion import SuggestingGroup
 
 
 @click.group(
+    cls=SuggestingGroup,
     invoke_without_command=True,
     epilog="""\b
 Examples:

@@ -17,6 +17,8 @@ from simulator.report.figures import PolicyFigures, rows
 from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError, load, names
 from simulator.scenarios.what_if import with_link, with_more_devices
 from simulator.sweep import knee, sweep
+from tidegate.runtime.duration import Duration
+from tidegate.runtime.suggestion import did_you_mean
 
 PNG = click.Path(dir_okay=False, path_type=Path)
 
@@ -52,7 +54,9 @@ Examples:
 @click.option(
     "--load", "loads", default=None, help="Fractions of the knee, with commas; without it, the scenario's own rate."
 )
-@click.option("--seconds", type=click.FloatRange(min=0.1), default=None, help="Simulated time; else the scenario's.")
+@click.option(
+    "--seconds", type=Duration(bare="s", min_s=0.1), default=None, help="Simulated time; else the scenario's."
+)
 @click.option("--jitter", type=click.FloatRange(min=0.0), default=None, help="All jitter so many times as large.")
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=None, help="Requests a second.")
 @click.option("--more-devices", metavar="[GROUP=]COUNT", default=None, help="So many devices more.")
@@ -149,7 +153,8 @@ def _policies(words: str) -> list[str]:
     wanted = list(POLICIES) if words == "all" else [word.strip() for word in words.split(",")]
     for one in wanted:
         if one not in POLICIES:
-            raise click.BadParameter(f"there is no {one!r}; there are: {', '.join(POLICIES)}", param_hint="--policy")
+            known = f"there are: {', '.join(POLICIES)}.{did_you_mean(one, POLICIES)}"
+            raise click.BadParameter(f"there is no {one!r}; {known}", param_hint="--policy")
     return wanted
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +23,7 @@ from tidegate.config import ConfigError
 from tidegate.models.repository import RepositoryError
 from tidegate.outcome import ServeError
 from tidegate.runtime.lifeline import die_with_parent
+from tidegate.runtime.suggestion import SuggestingGroup
 
 GROUP: Final = "tidegate.commands"
 # The extra that installs the imports of a command; one that is not listed needs none to be imported, or one package.
@@ -48,7 +48,7 @@ BROUGHT_BY: Final = {
 OURS: Final = ("gateway", "edge_agent", "cloud_pool", "simulator", "tidegate")
 
 
-class Commands(click.Group):
+class Commands(SuggestingGroup):
     """A group whose commands are found by entry point and imported when they are run."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -63,17 +63,6 @@ class Commands(click.Group):
         except ModuleNotFoundError as error:
             raise _missing(cmd_name, error) from error
         return command if isinstance(command, click.Command) else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            if not (close := get_close_matches(args[0], self.list_commands(ctx))):
-                raise
-            hint = f"{error.message} Did you mean {' or '.join(map(repr, close))}?"
-            raise click.UsageError(hint, ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(point.name, _summary(point)) for point in sorted(entry_points(group=GROUP), key=lambda one: one.name)]

@@ -17,6 +17,7 @@ class ServeError(Exception):
 
     code = "internal"
     retry_elsewhere = False  # may another target answer it?
+    attempted = False  # whether a gateway had sent it to a target by then
     request_id = ""  # what the gateway calls the request that it ended, if it remembers it
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:

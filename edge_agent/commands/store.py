@@ -22,6 +22,7 @@ from edge_agent.config import EdgeConfig
 from edge_agent.offline.queue_db import SCHEMA, OfflineLedger
 from edge_agent.offline.store import FILE_NAME
 from tidegate.config import load
+from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.storage.database import connect, transact
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ Examples:
 """
 
 
-@click.group(epilog=_EXAMPLES)
+@click.group(cls=SuggestingGroup, epilog=_EXAMPLES)
 def store() -> None:
     """What this device keeps for gateways, and the letters that none would take."""
 

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 
 from gateway.commands.admin_reader import read_admin
 from gateway.commands.waterfall_view import print_waterfall
+from tidegate.runtime.duration import printed_duration
 
 NARROW: Final = 100  # columns of a terminal
 _FIRST_TO_GO: Final = ("margin", "claim", "harm", "price")
@@ -32,7 +33,9 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.argument("request_id", required=False)
 @click.option("--last", default=10, show_default=True, type=click.IntRange(1), help="How many requests, newest first.")
-@click.option("--late", is_flag=True, help="Only requests without an answer in time: late, expired or refused.")
+@click.option(
+    "--late", is_flag=True, help="Only requests without an answer in time: late, unanswered, failed or refused."
+)
 @click.option("--failed", is_flag=True, help="Only requests without any answer.")
 @click.option("--hedged", is_flag=True, help="Only requests with a second attempt beside a silent one.")
 @click.option("--slowest", type=click.IntRange(1), help="Only this many of the slowest requests, slowest first.")
@@ -96,12 +99,17 @@ def summaries(decisions: list[dict[str, Any]]) -> Table:
             escape(one["id"]),
             _work(one),
             _milliseconds(one.get("budget_ms")),
-            one["end"].get("served_by", "-"),
-            one["end"].get("reason", "refused"),
+            escape(went_to(one)),
+            one["end"].get("reason") or one.get("ended", "no answer"),  # an older gateway does not say how it ended
             _milliseconds(one["elapsed_ms"]),
             _outcome(one),
         )
     return table
+
+
+def went_to(one: dict[str, Any]) -> str:
+    """Return the target that answered, else those that were tried in vain; "-" where there was none."""
+    return one["end"].get("served_by") or ", ".join(dict.fromkeys(one.get("tried", ()))) or "-"
 
 
 def in_full(one: dict[str, Any], console: Console) -> None:
@@ -206,7 +214,7 @@ def _end(one: dict[str, Any]) -> str:
 
 
 def _milliseconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} ms" if value < 100.0 else f"{value:.0f} ms"
+    return "-" if value is None else printed_duration(value / 1e3)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -27,6 +27,7 @@ from tidegate.placement_pin import PINS
 from tidegate.priority import LAST_LEVEL
 from tidegate.runtime.duration import Duration
 from tidegate.runtime.owner_option import check_readable, owner_option
+from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.storage import audit_log
 from tidegate.storage.file_owner import FileOwner
 
@@ -51,7 +52,7 @@ _file = click.option(
 )
 
 
-@click.group(epilog=_EXAMPLES)
+@click.group(cls=SuggestingGroup, epilog=_EXAMPLES)
 def keys() -> None:
     """Make, list, rotate and revoke the API keys of a gateway's clients, and make signing keys."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 import tarfile
 import tempfile
@@ -25,6 +24,7 @@ from gateway.core.history.trace_format import (
     RecordedRequest,
     RecordedTarget,
 )
+from tidegate.runtime.duration import Duration, printed_duration
 
 MEMBERS: Final = {
     RecordedHeader: "header.jsonl",
@@ -32,7 +32,6 @@ MEMBERS: Final = {
     RecordedRequest: "requests.jsonl",
     RecordedLink: "links.jsonl",
 }
-_UNITS_S: Final = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _ABOUT: Final = """A recording of a Tidegate gateway's traffic; docs/recording.md has the format.
 
 In it: when requests came, for which model, with how much work, with which demands (budget, priority, variant, pin),
@@ -50,25 +49,11 @@ Examples:
 """
 
 
-class RecordingDuration(click.ParamType):  # type: ignore[type-arg]  # click's stubs and its runtime disagree
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = re.fullmatch(r"([0-9.]+)\s*(s|m|min|h|)", str(value))
-        try:
-            seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
-        except ValueError:
-            seconds = 0.0
-        if seconds <= 0.0:
-            self.fail(f"{value!r} is no duration: 90s, 5m or 1h is one", param, ctx)
-        return seconds
-
-
 @click.command(epilog=_EXAMPLES)
 @click.option(
     "--for",
     "for_s",
-    type=RecordingDuration(),
+    type=Duration(bare="s", above_zero=True),
     default="60s",
     show_default=True,
     help="How long; an hour at most.",
@@ -93,7 +78,7 @@ def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str
         files: dict[type, IO[bytes]] = {
             kind: stack.enter_context(open(folder / name, "wb")) for kind, name in MEMBERS.items()
         }
-        status = stack.enter_context(Console(stderr=True).status(f"recording {admin} for {for_s:g} s"))
+        status = stack.enter_context(Console(stderr=True).status(f"recording {admin} for {printed_duration(for_s)}"))
         lines = stack.enter_context(stream_admin(admin, f"/debug/recording?for={for_s:g}", silent_s=30.0))
         recording = _RecordingFiles(files, most or sys.maxsize, max_mb * 10**6)
         with suppress(KeyboardInterrupt):  # what was received until then is kept

@@ -16,6 +16,7 @@ from tidegate import clock
 from tidegate.config import ConfigError
 from tidegate.rollout.root import RootKeys, TrustedRoot, encode_chain, link_of, read_chain, read_link, walk
 from tidegate.rollout.signing import id_of, public_text
+from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.security.attestation.keys import line_of, make_key, read_key
 from tidegate.storage import audit_log
 from tidegate.storage.atomic_file import write_atomically
@@ -30,7 +31,7 @@ Examples:
 """
 
 
-@click.group(epilog=_EXAMPLES)
+@click.group(cls=SuggestingGroup, epilog=_EXAMPLES)
 def signing() -> None:
     """Make and show the keys that sign rollouts of models."""
 

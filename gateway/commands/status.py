@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from gateway.commands.admin_reader import read_admin
+from tidegate.runtime.duration import printed_duration
 
 MOST_ROWS: Final = 40
 NAMED: Final = 4
@@ -72,7 +73,8 @@ def _states(targets: Sequence[dict[str, Any]]) -> str:
 def ailments(targets: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each condition of these targets; an older gateway does not send their evidence."""
     return [
-        f"[yellow]{escape(one['id'])}[/]: {ail['condition']} for {ail['for_s']:.0f} s, {escape(ail['evidence'])}"
+        f"[yellow]{escape(one['id'])}[/]: {ail['condition']} for {printed_duration(ail['for_s'])}, "
+        f"{escape(ail['evidence'])}"
         for one in targets
         for ail in one.get("ailing", ())
     ]

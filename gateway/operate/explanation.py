@@ -75,6 +75,8 @@ def explanation_json(
         **({} if others is None else {"hindsight": _hindsight(counterfactual_of(record, others), record)}),
         "end": _answer(end.route) if isinstance(end, AnswerRecord) else {"error": end},
         "outcome": record.outcome,
+        "ended": record.ended,
+        "tried": list(record.tried()),
         "late": record.late,
         "elapsed_ms": _ms(record.elapsed_s),
     }
@@ -85,7 +87,9 @@ def choice_sentence(record: RequestRecord) -> str:
     decision = record.decision
     chosen = decision.choice if decision else None
     if decision is None or chosen is None:
-        return f"Refused: {record.end}" if isinstance(record.end, str) else ""
+        if not isinstance(record.end, str):
+            return ""
+        return f"{record.ended.capitalize()}: {record.end.removeprefix('cancelled: ')}"
     return (
         f"{chosen.target} in {chosen.variant}, because {_BECAUSE.get(decision.reason, decision.reason)}: "
         f"expected in {chosen.finish_s * 1e3:.1f} of {decision.budget_s * 1e3:.0f} ms, in time with a chance of "

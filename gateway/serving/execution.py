@@ -312,6 +312,7 @@ class RequestExecution:
     def _finish(self, end: Answer | Refuse) -> Reply:
         now = clock.now()
         if isinstance(end, Refuse):
+            end.error.attempted = bool(self._machine.reasons)
             end.error.request_id = self._remember(f"{end.error.code}: {end.error.message}", now)
             raise end.error
         request_id = self._remember(AnswerRecord(end.attempt, end.route), now)

@@ -18,11 +18,13 @@ from simulator.crowd.habits import Habits
 from tidegate import clock
 from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.mqtt.broker_url import BrokerUrl
+from tidegate.runtime.duration import Duration
+from tidegate.runtime.suggestion import SuggestingGroup
 
 LOOK_EVERY_S = 1.0
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def fleet() -> None:
     """Whole fleets, for trying out brokers and gateways.
 
@@ -37,8 +39,8 @@ def fleet() -> None:
 Examples:
   mosquitto -p 1883 &                                  # the demo's embedded broker is not made for a thousand
   tidegate fleet simulate --agents 1000 --broker mqtt://127.0.0.1:1883
-  tidegate fleet simulate --agents 1000 --churn 5 --crashes 80 --for 300 --json
-  tidegate fleet simulate --agents 10000 --interval 10 --ramp 60
+  tidegate fleet simulate --agents 1000 --churn 5 --crashes 80 --for 5m --json
+  tidegate fleet simulate --agents 10000 --interval 10s --ramp 1m
 """
 )
 @click.option("--agents", type=click.IntRange(1, 100_000), default=100, show_default=True, help="How many devices.")
@@ -46,10 +48,14 @@ Examples:
 @click.option("--fleet", "name", default=DEFAULT_FLEET, show_default=True, help="The fleet that they belong to.")
 @click.option("--models", type=click.IntRange(0, 32), default=2, show_default=True, help="Models on each device.")
 @click.option(
-    "--interval", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between heartbeats."
+    "--interval",
+    type=Duration(bare="s", min_s=0.1, max_s=60),
+    default="1s",
+    show_default=True,
+    help="Time between heartbeats, 100ms to 60s.",
 )
 @click.option(
-    "--ramp", type=click.FloatRange(0), default=10.0, show_default=True, help="Seconds over which they first arrive."
+    "--ramp", type=Duration(bare="s"), default="10s", show_default=True, help="Time over which they first arrive."
 )
 @click.option(
     "--churn", type=click.FloatRange(0, 600), default=0.0, show_default=True, help="Percent that leave in a minute."
@@ -57,7 +63,7 @@ Examples:
 @click.option(
     "--crashes", type=click.FloatRange(0, 100), default=50.0, show_default=True, help="Percent of them by power cut."
 )
-@click.option("--for", "seconds", type=click.FloatRange(min=0.1), default=None, help="Seconds; else until Ctrl-C.")
+@click.option("--for", "seconds", type=Duration(bare="s", min_s=0.1), default=None, help="How long; else until Ctrl-C.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of when which device comes and goes.")
 @click.option("--json", "as_json", is_flag=True, help="A line of JSON a second on stdout, instead of a table.")
 def simulate(
@@ -75,8 +81,9 @@ def simulate(
 ) -> None:
     """Let AGENTS devices report over MQTT as real agents do: births, heartbeats, goodbyes and wills.
 
-    They answer no requests, so they advertise addresses that no gateway dials. See what a gateway makes of them with
-    `tidegate status` and on its console.
+    They answer no requests, so they advertise addresses that no gateway dials: `tidegate status`, `tidegate top` and
+    the console list what is dialled, and show none of them. A gateway on the same broker tells what it hears of them
+    on its admin port: `curl -s 'http://127.0.0.1:8003/v1/fleet?all=1'`.
     """
     try:
         BrokerUrl.parse(broker)

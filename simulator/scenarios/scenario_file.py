@@ -16,6 +16,7 @@ from simulator.scenarios.scenario import Scenario, target_names
 from tidegate.netsim.file_errors import explained
 from tidegate.netsim.links.profile import CapacityRecording, with_files
 from tidegate.netsim.links.trace import CapacityTrace
+from tidegate.runtime.suggestion import did_you_mean
 
 SCENARIOS = Path(__file__).parent
 
@@ -69,7 +70,8 @@ def load(name: str) -> LoadedScenario:
     try:
         text = path.read_text()
     except OSError as error:
-        raise ScenarioError(f"there is no scenario {name!r}: {error}; by name: {', '.join(names())}") from error
+        known = f"by name: {', '.join(names())}.{did_you_mean(name, names())}"
+        raise ScenarioError(f"there is no scenario {name!r}: {error}; {known}") from error
     return LoadedScenario(_with_files(parse(text, str(path)), path), path.parent, str(path))
 
 

@@ -18,6 +18,7 @@ from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError
 from tidegate.netsim.links.profile import CapacityRecording, LinkProfile
 from tidegate.netsim.proxy import scenario as link_scenarios
 from tidegate.netsim.proxy.link import LinkError
+from tidegate.runtime.suggestion import did_you_mean
 
 
 def with_more_devices(scenario: Scenario, words: str) -> Scenario:
@@ -26,7 +27,8 @@ def with_more_devices(scenario: Scenario, words: str) -> Scenario:
     groups = [group.name for group in scenario.edges]
     name = name or (groups[0] if groups else "")
     if name not in groups:
-        raise ScenarioError(f"more devices {words!r}: there is no group {name!r} (there are: {', '.join(groups)})")
+        known = f"(there are: {', '.join(groups)}).{did_you_mean(name, groups)}"
+        raise ScenarioError(f"more devices {words!r}: there is no group {name!r} {known}")
     if not count.isdecimal():
         raise ScenarioError(f"more devices {words!r}: {count!r} is not a whole number of 0 or more")
     edges = [
@@ -45,7 +47,9 @@ def with_link(loaded: LoadedScenario, words: str) -> LoadedScenario:
     kind, _, link = words.partition("=")
     links = loaded.scenario.links
     if kind not in links or not link:
-        raise ScenarioError(f"link {words!r}: KIND=LINK is wanted, with a KIND of: {', '.join(links)}")
+        raise ScenarioError(
+            f"link {words!r}: KIND=LINK is wanted, with a KIND of: {', '.join(links)}.{did_you_mean(kind, links)}"
+        )
     there, comma, back = link.partition(",")
     profile = _recorded(links[kind], there, back) if comma else _named(link)
     changed = loaded.replaced(msgspec.structs.replace(loaded.scenario, links={**links, kind: profile}))

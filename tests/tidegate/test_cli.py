@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib.metadata import entry_points, metadata
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tidegate import cli as door
 from tidegate.config import ConfigError, ProcessConfig, load
 from tidegate.models.repository import RepositoryError
 from tidegate.outcome import ModelNotFound
+from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.tools import config_cli
 
 
@@ -164,6 +166,49 @@ def test_a_command_that_does_not_exist_is_answered_with_the_ones_that_are_like_i
     assert told.exit_code == 2
     assert "No such command 'statsu'. Did you mean 'status'" in told.output
     assert "Did you mean" not in run("xyzzy").output
+
+
+def groups(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Group]]:
+    if isinstance(command, click.Group):
+        yield path, command
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from groups(below, *path, name)
+
+
+@pytest.mark.slow
+def test_every_group_answers_a_mistyped_command_with_the_ones_that_are_like_it() -> None:
+    found = dict(groups(door.cli))
+    assert {(), ("config",), ("keys",), ("keys", "signing"), ("edge", "store"), ("model",), ("fleet",)} <= set(found)
+    for path, group in found.items():
+        name = group.list_commands(click.Context(group))[-1]
+        mistyped = f"{name[:-1]}x{name[-1]}"
+        told = run(*path, mistyped)
+        assert told.exit_code == 2, (path, mistyped, told.output)
+        text = " ".join(told.output.split())
+        assert re.search(rf"No such command '{mistyped}'. Did you mean .*'{name}'", text), (path, text)
+        # New versions of click give a hint by themselves, so the text alone would not show a group without ours.
+        assert isinstance(group, SuggestingGroup), path
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("link", "--upstream", "7001", "--scenario", "lte_drivin"), "lte_driving"),
+        (("simulate", "ofice_wifi"), "office_wifi"),
+        (("simulate", "office_wifi", "--policy", "valu"), "value"),
+        (("config", "schema", "gatway"), "gateway"),
+    ],
+)
+def test_an_unknown_name_is_answered_with_the_ones_that_are_like_it_and_with_all(
+    words: tuple[str, ...], meant: str
+) -> None:
+    told = run(*words)
+    text = " ".join(told.output.split())
+    assert told.exit_code != 0
+    assert re.search(rf"Did you mean .*'{meant}'", text) and re.search(rf"(there are|by name): .*{meant}", text), text
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import click
 
 from tidegate.config import ConfigError
 from tidegate.runtime.owner_option import check_readable, owner_option
+from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.security.attestation.keys import line_of, make_key, read_allowed, read_key
 from tidegate.security.attestation.software import key_id
 from tidegate.storage.file_owner import FileOwner
@@ -15,7 +16,7 @@ from tidegate.storage.file_owner import FileOwner
 _key = click.argument("key", type=click.Path(path_type=Path, dir_okay=False))
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def attest() -> None:
     """Make keys for attested placement: requests marked `tidegate-require: attested` go to their holders only.
 

@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from tidegate.config import ProcessConfig, load
+from tidegate.runtime.suggestion import SuggestingGroup, did_you_mean
 
 GROUP: Final = "tidegate.configs"
 COMMENT_WIDTH: Final = 100
@@ -39,7 +40,8 @@ def config_model(role: str) -> type[ProcessConfig]:
     """
     point = next(iter(entry_points(group=GROUP, name=role)), None)
     if point is None:
-        raise click.ClickException(f"no process is called {role!r}; there are: {', '.join(roles())}")
+        known = f"there are: {', '.join(roles())}.{did_you_mean(role, roles())}"
+        raise click.ClickException(f"no process is called {role!r}; {known}")
     try:
         model = point.load()
     except ModuleNotFoundError as error:
@@ -51,7 +53,7 @@ def config_model(role: str) -> type[ProcessConfig]:
     return model
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def config() -> None:
     """Print, check and begin configuration files."""
 

@@ -14,6 +14,7 @@ from tidegate import clock
 from tidegate.fleet.topics import DEFAULT_FLEET, Topics
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.runtime.owner_option import check_readable, owner_option
+from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.security.authority import IssuedCertificate, PkiError
 from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.certificate_store import CA_DAYS, CERT_DAYS, PkiStore
@@ -34,7 +35,7 @@ _folder = click.option(
 )
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def pki() -> None:
     """Make a private CA and certificates for a small fleet.
 

@@ -14,7 +14,7 @@ from gateway.core.history.recorder import RequestRecord
 
 
 class RecordFilter(NamedTuple):
-    late: bool = False  # no answer in time: late, expired, or refused
+    late: bool = False  # late, or without any answer, but not cancelled
     failed: bool = False  # no answer at all
     hedged: bool = False
     model: str = ""

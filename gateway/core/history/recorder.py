@@ -31,6 +31,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from gateway.core.history.decision_record import DecisionRecord, pack_decision
+from gateway.core.history.unanswered import unanswered_word
 from gateway.core.placement.placer import Decision
 from tidegate.types import Call, Route
 
@@ -129,6 +130,13 @@ class RequestRecord(msgspec.Struct, array_like=True, gc=False):
         if isinstance(self.end, str):
             return error_code(self.end)
         return "late" if self.late else "degraded" if self.end.route.degraded else "ok"
+
+    @property
+    def ended(self) -> str:
+        """How it ended, as screens call it: "answered", "late", or why there was no answer (`UnansweredWord`)."""
+        if isinstance(self.end, str):
+            return unanswered_word(error_code(self.end), attempted=bool(self.tried()))
+        return "late" if self.late else "answered"
 
     @property
     def served_by(self) -> str:

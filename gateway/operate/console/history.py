@@ -23,8 +23,9 @@ import structlog
 from gateway.core.estimate.sliding_stats import SLOT_S, Ending, SlidingStats, bucket_of
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_health import SAMPLE_EVERY_S, RttTimeline
+from gateway.core.history.unanswered import unanswered_word
 from tidegate import clock
-from tidegate.outcome import CallerError, Outcome
+from tidegate.outcome import CallerError, Outcome, ServeError
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.types import Call, Reply, TargetId
 
@@ -33,10 +34,9 @@ log = structlog.get_logger(__name__)
 POINTS: Final = 300  # one a second
 TICK_S: Final = 1.0
 MOST_ALIKE: Final = 2048  # kinds of ends, until they are moved into the statistics
-REFUSED: Final = "refused"  # in place of a target: no target answered
 
 ClassKey = tuple[str, int]  # model, priority; 0 is the default
-WayKey = tuple[str, str]  # the tier that answered, or REFUSED; and the reason, or how it ended
+WayKey = tuple[str, str]  # the tier that answered, and the reason; or how it ended, and the error's code
 _Alike = tuple[str, int, str, str, Ending, int]  # model, priority, answering target, reason, ending, latency bucket
 
 
@@ -110,7 +110,9 @@ class ConsoleHistory:
 
     def ended(self, call: Call, error: BaseException, now: float) -> None:
         if not isinstance(error, (asyncio.CancelledError, CallerError)):
-            self._count(call, "failed", REFUSED, Outcome.of(error).value, now)
+            code = Outcome.of(error).value
+            attempted = isinstance(error, ServeError) and error.attempted
+            self._count(call, "failed", unanswered_word(code, attempted=attempted), code, now)
 
     def _count(self, call: Call, ending: Ending, served_by: str, why: str, now: float) -> None:
         slot = int(now / SLOT_S)
@@ -129,7 +131,7 @@ class ConsoleHistory:
         for (model, priority, served_by, why, ending, bucket), times in ends.items():
             self._classes.count((model, priority), ending, bucket, at, times)
             self._ways.count((TargetId.parse(served_by).tier, why), ending, bucket, at, times)
-            if served_by != REFUSED:
+            if ending != "failed":  # no target answered: a word stands in its place
                 self._targets.count(served_by, ending, bucket, at, times)
             self._second.count(None, ending, bucket, at, times)
 

@@ -217,7 +217,10 @@ class ConsoleView:
 
     def _ways(self, now: float) -> list[dict[str, Any]]:
         ways = sorted(self.watch.ways.items(now), key=lambda one: -one[1].per_s)
-        return [{"to": to, "why": why, **_recent(recent)} for (to, why), recent in ways[:WAYS]]
+        return [
+            {"to": to, "why": why, "answered": recent.failed < recent.asked, **_recent(recent)}
+            for (to, why), recent in ways[:WAYS]
+        ]
 
 
 def _first(target: TargetView, state: LinkState, per_s: float) -> tuple[bool, int, float, str]:

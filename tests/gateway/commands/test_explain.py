@@ -137,7 +137,7 @@ async def test_a_cancelled_request_is_remembered_as_cancelled(tmp_path: Path) ->
 
         (told,) = await decisions(gateway)
 
-    assert told["outcome"] == "cancelled"
+    assert (told["outcome"], told["ended"]) == ("cancelled", "cancelled")
     assert [one["what"] for one in told["events"]][-1] == "cancelled"
 
 
@@ -203,4 +203,6 @@ async def test_stages_add_up_to_the_latency_of_late_hedged_failed_and_refused_re
     attempts = everyone[last - 3]["waterfall"]["attempts"]
     assert [(one["target"], one["end"]) for one in attempts] == [("edge/attic", "cancelled"), ("pool/main", "answered")]
     assert attempts[0]["start_ms"] < attempts[1]["start_ms"] < attempts[0]["start_ms"] + attempts[0]["took_ms"] + 0.01
+    assert all(one["ended"] == ("no answer in time" if one["tried"] else "refused") for one in failed)
+    assert everyone[1]["tried"] and "refused" not in in_full.lower()
     assert "unanswered" in in_full and "in hindsight: " in in_full and "in all" in in_full

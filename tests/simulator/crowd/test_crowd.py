@@ -15,9 +15,11 @@ from statistics import mean
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from gateway.fleet_sync.registry import FleetRegister
 from gateway.operate.devices import summary_of
+from simulator.crowd.cli import fleet
 from simulator.crowd.epochs import InMemoryEpochs
 from simulator.crowd.habits import AWAY_S, Habits
 from tests.e2e.stack import eventually
@@ -75,6 +77,16 @@ def devices(stage: FleetStack, *, all: bool = False) -> dict[str, Any]:
         return found
 
 
+def console_targets(stage: FleetStack) -> list[Any]:
+    """What the console, and `tidegate top` with it, lists."""
+    with urllib.request.urlopen(f"{stage.gateway.addresses['admin']}/console/live", timeout=10) as answer:
+        for line in answer:
+            if line.startswith(b"event: snapshot"):
+                found: list[Any] = json.loads(answer.readline().removeprefix(b"data: "))["targets"]
+                return found
+    raise AssertionError("the stream ended without a snapshot")
+
+
 def started(stage: FleetStack, *options: str) -> subprocess.Popen[str]:
     """`tidegate fleet simulate`, as a user starts it."""
     command = [sys.executable, "-c", "from simulator.crowd.cli import fleet; fleet()", "simulate", "--json"]
@@ -99,6 +111,7 @@ class TestBeforeARealGateway:
             one = devices(stage, all=True)["devices"][0]
             assert (one["name"], one["agent"], one["reason"]) == ("sim-00000", "simulated", "")
             assert not stage.targets(), "nobody dials them"
+            assert console_targets(stage) == [], "and so the console has none of them, as the help says"
         finally:
             crowd.send_signal(signal.SIGINT)
             said, errors = crowd.communicate(timeout=60)
@@ -125,6 +138,12 @@ class TestBeforeARealGateway:
         finally:
             crowd.terminate()
             crowd.communicate(timeout=60)
+
+
+def test_the_help_points_at_the_view_that_has_the_devices_and_not_at_those_that_have_none() -> None:
+    told = " ".join(CliRunner().invoke(fleet, ["simulate", "--help"]).output.split())
+    assert "/v1/fleet?all=1" in told
+    assert "show none of them" in told and "makes of them with `tidegate status`" not in told
 
 
 def test_a_broker_that_is_no_address_is_said_at_once(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tidegate.netsim.links.stream import Direction, StreamProfile
 from tidegate.netsim.proxy.link import Kind, LinkError, LinkProxy
 from tidegate.netsim.proxy.scenario import Toxic, convert, load, names, of
 from tidegate.netsim.proxy.timeline import LinkTimeline
+from tidegate.runtime.suggestion import did_you_mean
 
 BODY_MAX_BYTES: Final = 256 * 1024
 EVENTS_MAX: Final = 1000
@@ -96,7 +97,8 @@ class _Orders:
         body = await _body(request)
         if set(body) == {"name"}:
             if body["name"] not in names():
-                raise LinkError(f"there is no scenario {str(body['name'])[:100]!r} (there are: {', '.join(names())})")
+                name, known = str(body["name"])[:100], f"(there are: {', '.join(names())})"
+                raise LinkError(f"there is no scenario {name!r} {known}.{did_you_mean(name, names())}")
             self._timeline.play(load(body["name"]))
         else:
             loaded = of(body, "scenario", Path())

@@ -23,6 +23,7 @@ from tidegate.netsim.file_errors import explained
 from tidegate.netsim.links.profile import with_files
 from tidegate.netsim.links.stream import Direction, StreamProfile
 from tidegate.netsim.proxy.link import BASE, Kind, LinkError, LinkProxy, Traces
+from tidegate.runtime.suggestion import did_you_mean
 
 PROFILES: Final = Path(__file__).parents[1] / "links" / "profiles"
 T = TypeVar("T")
@@ -139,7 +140,8 @@ def load(name: str) -> LoadedLinkScenario:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise LinkError(f"there is no link scenario {name!r}: {error}; by name: {', '.join(names())}") from error
+        known = f"by name: {', '.join(names())}.{did_you_mean(name, names())}"
+        raise LinkError(f"there is no link scenario {name!r}: {error}; {known}") from error
     try:
         return of(yaml.safe_load(text), name, path.parent)
     except yaml.YAMLError as error:

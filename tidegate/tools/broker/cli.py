@@ -15,6 +15,7 @@ import click
 
 from tidegate.fleet.topics import DEFAULT_FLEET, checked_name
 from tidegate.runtime.owner_option import check_readable, owner_option
+from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.certificate_store import PkiStore
 from tidegate.storage.atomic_file import write_atomically
@@ -36,7 +37,7 @@ FILES: Final = (CONF, ACL, PASSWD, *TLS_FILES)
 MOSQUITTOS_USER: Final = "mosquitto"  # which it becomes when root starts it, before it reads any of its files
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def broker() -> None:
     """Configure the MQTT broker of a fleet.
 

@@ -20,7 +20,9 @@ from msgspec.structs import replace
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.validate import name_problem
+from tidegate.runtime.duration import Duration
 from tidegate.runtime.events import emit
+from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.tools.build.calibrate_cli import calibrate
 from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
 from tidegate.tools.build.demo.demo_models import RECIPES, build_demo
@@ -34,7 +36,7 @@ from tidegate.tools.delivery import versions
 POOL_ENGINES = ("onnx", "torch-export", "torchscript", "torch-packed", "tensorrt")
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def model() -> None:
     """Build, quantize, add, calibrate, inspect and ship models.
 
@@ -170,7 +172,13 @@ def quantize(
 @click.option("--axis", "axes", multiple=True, metavar="AXIS=MIN:MAX", help="Lengths that an axis may have.")
 @click.option("--bounds", multiple=True, metavar="INPUT=MIN:MAX", help="Values that an input may have.")
 @click.option("--output", "outputs", multiple=True, metavar="NAME", help="Name of each output, where files have none.")
-@click.option("--budget-s", default=2.0, show_default=True, help="Budget of requests that bring none, in seconds.")
+@click.option(
+    "--budget-s",
+    type=Duration(bare="s", above_zero=True),
+    default="2s",
+    show_default=True,
+    help="Budget of requests that bring none.",
+)
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json, to serve text as embeddings.")
 @click.option("--samples", type=click.Path(path_type=Path), help="An .npz of real inputs, to measure the quality on.")
 @click.option("--metric", type=click.Choice(["cosine", "top1"]), default="cosine", show_default=True)
@@ -334,7 +342,7 @@ def show(name: str, version: str, repository: Path) -> None:
 @click.option("--version", default="", help="The version; without it, the newest.")
 @click.option("--threads", type=click.IntRange(min=0), default=1, show_default=True, help="Of one call; 0: all cores.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0.1), default=20.0, show_default=True, help="For each variant, at most."
+    "--seconds", type=Duration(bare="s", min_s=0.1), default="20s", show_default=True, help="For each variant, at most."
 )
 @repository_option
 @errors_in_one_line

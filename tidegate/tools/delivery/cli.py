@@ -126,7 +126,9 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
 @click.option("--atol", type=click.FloatRange(0), help="Largest difference of an element to the golden answers.")
 @click.option("--cosine-min", type=click.FloatRange(-1, 1), help="Least cosine to the golden answers.")
 @click.option("--top1-min", type=click.FloatRange(0, 1), help="Least share of rows with the golden class.")
-@click.option("--p95-max-ms", type=click.FloatRange(0, min_open=True), help="Slowest p95 of the probe's own calls.")
+@click.option(
+    "--p95-max-ms", "p95_max_s", type=Duration(bare="ms", above_zero=True), help="Slowest p95 of the probe's own calls."
+)
 @click.option("--window", default="", metavar="HH:MM-HH:MM", help="Fetch and switch only then, UTC.")
 @click.option("--metered", type=click.Choice(["defer", "allow"]), default="defer", show_default=True)
 @click.option(
@@ -355,13 +357,12 @@ def _signing_key(path: Path) -> Ed25519PrivateKey:
 def _plan(
     files: tuple[LocalArtefact, ...], golden: tuple[LocalArtefact, ...], version: str, given: dict[str, Any]
 ) -> ModelPlan:
-    p95_ms = given["p95_max_ms"]
     probe = Probe(
         golden=golden[0].artefact if golden else None,
         atol=given["atol"],
         cosine_min=given["cosine_min"],
         top1_min=given["top1_min"],
-        p95_max_s=None if p95_ms is None else p95_ms / 1e3,
+        p95_max_s=given["p95_max_s"],
         p95_ratio_max=given["slower_max"],
     )
     asked = [key for key in ("atol", "cosine_min", "top1_min") if given[key] is not None]

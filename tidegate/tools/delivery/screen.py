@@ -11,6 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from tidegate.runtime.duration import printed_duration
+
 MOST_ROWS: Final = 24
 _COLOURS: Final = {
     "succeeded": "green", "back": "green", "failed": "red", "overdue": "red", "stuck": "red", "returning": "yellow",
@@ -42,7 +44,7 @@ def headline(one: dict[str, Any]) -> str:
     where = f"wave {one['wave']} of {len(one['sizes'])}"
     return (
         f"[bold]{one['model']} {one['version']}[/] {coloured(one['phase'])}{why}\n"
-        f"{one['id']}, {where}, {counts}, {one['elapsed_s']:.0f} s"
+        f"{one['id']}, {where}, {counts}, {printed_duration(one['elapsed_s'])}"
     )
 
 

@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidegate import clock
+from tidegate.runtime.duration import printed_duration
 from tidegate.tools.up.messages import request_line
 
 REQUEST_LINES_PER_S: Final = 50
@@ -78,7 +79,7 @@ class Screen:
         else:
             self.say(f"{title} …")
             yield ProgressStep(self, title, None, None)
-        self.say(f"✓ {title} ({clock.now() - began_at:.1f} s)")
+        self.say(f"✓ {title} ({printed_duration(clock.now() - began_at)})")
 
     def table(self, rows: list[tuple[str, str, str, str]]) -> None:
         table = Table("part", "address", "pid", "models and variants", box=None, pad_edge=False, padding=(0, 3, 0, 0))

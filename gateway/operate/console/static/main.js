@@ -108,7 +108,7 @@ const wayRow = tableRow([
     update: (node, one) => {
       node.firstChild.value = one.share;
       node.firstChild.setAttribute("aria-label", `share of requests: ${share(one.share)}`);
-      mark(node, "refused", one.to === "refused" ? "yes" : "no");
+      mark(node, "unanswered", one.answered ? "no" : "yes");
       say(node.lastChild, share(one.share));
     },
   },

@@ -2,16 +2,14 @@
 
 import { waterfall } from "./charts/waterfall.js";
 import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
-import { milliseconds, share } from "./words.js";
+import { because, milliseconds, share, wentTo } from "./words.js";
 
 const EVERY_MS = 3000;
 const SHOWN = 25;
 const ASKED = 100;
 const PASSED_OVER = 8;
 
-const wentTo = (one) => one.end.served_by ?? "nowhere";
 const isOdd = (one) => one.late || Boolean(one.end.error) || one.end.hedged || one.end.fallback;
-const because = (one) => [one.end.reason ?? "refused", one.end.hedged && "hedged", one.end.fallback && "fallback", one.end.degraded && "degraded"].filter(Boolean).join(", ");
 
 export class Requests {
   constructor() {

@@ -30,3 +30,7 @@ export const seconds = (value) => {
   if (value < 90) return `${Math.round(value)} s`;
   return value < 5400 ? `${Math.round(value / 60)} min` : `${(value / 3600).toFixed(1)} h`;
 };
+
+// Of a request, as `/debug/decisions` tells it: where it went, in vain or not, and why it went there or how it ended.
+export const wentTo = (one) => one.end.served_by ?? ([...new Set(one.tried)].join(", ") || "nowhere");
+export const because = (one) => [one.end.reason ?? one.ended, one.end.hedged && "hedged", one.end.fallback && "fallback", one.end.degraded && "degraded"].filter(Boolean).join(", ");

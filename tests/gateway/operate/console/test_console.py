@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,18 +21,21 @@ from gateway.core.estimate.sliding_stats import SlidingStats
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.health.degradation import Condition
-from gateway.operate.console.history import POINTS, REFUSED, ConsoleHistory
+from gateway.operate import console
+from gateway.operate.console.history import POINTS, ConsoleHistory
 from gateway.operate.console.page import page_files
 from gateway.operate.console.snapshot import FOUND, ROWS, ConsoleView
 from tests.support.gateway.app import Far, ask, configured, gateway_for, running, target, until
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, offer, spec
 from tests.support.gateway.guarded import guarded
+from tests.support.gateway.targets import GROWING_S
 from tidegate.fleet.conditions import DeviceConditions
-from tidegate.outcome import InvalidRequest, NothingAlive
+from tidegate.outcome import DeadlineExceeded, InvalidRequest, NothingAlive
 from tidegate.types import Call, InferRequest, InferResponse, Reply, Route
 
 Event = tuple[str, Any]
+STATIC = Path(console.__file__).parent / "static"
 MARKUP = ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(")
 
 
@@ -102,10 +107,28 @@ def test_callers_own_mistakes_and_cancelled_requests_are_not_counted() -> None:
     watch.answered(call(), reply(left_s=-0.1), NOW + 0.010)
 
     assert {way: (one.failed, one.late) for way, one in watch.ways.items(NOW + 1.0)} == {
-        (REFUSED, "nothing_alive"): (1, 0),
+        ("refused", "nothing_alive"): (1, 0),
         ("edge", "cheapest"): (0, 1),
     }
     assert [name for name, _ in watch.targets.items(NOW + 1.0)] == ["edge/a"]
+
+
+async def test_what_ran_and_was_not_answered_in_time_is_not_counted_as_refused() -> None:
+    console_view = sight_of(fleet_of_many(1))
+    unsent, ran = DeadlineExceeded("no target could be in time"), DeadlineExceeded("no answer before the deadline")
+    ran.attempted = True
+    for error in (unsent, ran):
+        console_view.watch.ended(call(), error, NOW + 0.010)
+    console_view.watch.answered(call(), reply(), NOW + 0.010)
+
+    ways = {(one["to"], one["why"]): one["answered"] for one in (await seen(console_view))["ways"]}
+
+    assert ways == {
+        ("refused", "deadline_exceeded"): False,
+        ("no answer in time", "deadline_exceeded"): False,
+        ("edge", "cheapest"): True,
+    }
+    assert [name for name, _ in console_view.watch.targets.items(NOW + 1.0)] == ["edge/a"]
 
 
 @pytest.mark.slow
@@ -256,6 +279,44 @@ async def test_the_stream_sends_the_history_once_and_then_snapshots(
     assert [(one["id"], one["health"], one["asked"]) for one in snapshot["targets"]] == [("edge/attic", "well", 1)]
     assert [(one["to"], one["asked"]) for one in snapshot["ways"]] == [("edge", 1)]
     assert detail["detail"]["admin"]["address"] == gateway.fleet.targets["edge/attic"].spec.address
+
+
+@pytest.mark.slow
+async def test_a_request_that_a_target_did_not_answer_in_time_has_its_own_word_in_the_ways(tmp_path: Path) -> None:
+    edge = Far("edge/attic")
+    edge.host.gate.clear()
+    async with running(edge), gateway_for(configured(tmp_path, target(edge))) as (gateway, session):
+        for budget_s in GROWING_S:
+            assert (await ask(gateway, session, **{"tidegate-budget-ms": f"{1e3 * budget_s:g}"}))[0] == 504
+            if edge.host.calls:
+                break
+        edge.host.gate.set()
+
+        told = await events(session, gateway.addresses["admin"] + "/console/live", 2)
+
+    assert ("no answer in time", "deadline_exceeded") in [(one["to"], one["why"]) for one in told[1][1]["ways"]]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_page_names_where_a_request_without_an_answer_went_and_how_it_ended(tmp_path: Path) -> None:
+    shutil.copy(STATIC / "words.js", tmp_path / "words.mjs")
+    (tmp_path / "told.mjs").write_text(
+        "import { because, wentTo } from './words.mjs';"
+        "const told = (one) => [wentTo(one), because(one)];"
+        "const error = { error: 'deadline_exceeded: no answer' };"
+        "console.log(JSON.stringify(["
+        "  told({ end: error, ended: 'no answer in time', tried: ['edge/a', 'edge/b', 'edge/a'] }),"
+        "  told({ end: { error: 'overloaded: full' }, ended: 'refused', tried: [] }),"
+        "  told({ end: { served_by: 'edge/a', reason: 'only', hedged: true }, ended: 'answered', tried: ['edge/a'] }),"
+        "]));"
+    )
+    told = subprocess.run(["node", tmp_path / "told.mjs"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(told.stdout) == [
+        ["edge/a, edge/b", "no answer in time"],
+        ["nowhere", "refused"],
+        ["edge/a", "only, hedged"],
+    ]
 
 
 @pytest.mark.slow

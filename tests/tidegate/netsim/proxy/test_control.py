@@ -98,6 +98,7 @@ async def test_events_are_read_on_from_where_one_stopped(controlled: Controlled)
         ("PUT", "/link", {"delay": 3}, 400, "no such key"),
         ("PUT", "/scenario", {"name": "../../etc/passwd"}, 400, "no scenario"),
         ("PUT", "/scenario", {"name": ["a"]}, 400, "no scenario"),
+        ("PUT", "/scenario", {"name": "lte_drivin"}, 400, "Did you mean 'lte_driving'"),
         ("PUT", "/link", {"recording": {"to_target": "/etc/passwd", "from_target": "x"}}, 400, "no file is read"),
         ("PUT", "/link", {"jitter": {"dist": "empirical", "file": "/etc/passwd"}}, 400, "no file is read"),
         ("GET", "/events?after=x", None, 400, "after must be a number"),
