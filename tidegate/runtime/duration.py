@@ -31,7 +31,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
         self.max_s = max_s
         self.above_zero = above_zero
 
-    def to_info_dict(self) -> Any:
+    def to_info_dict(self) -> Any:  # newer versions of click have a type of their own for it
         """Return what there is to know of the type, as click's own number types do."""
         most = self.max_s if isfinite(self.max_s) else None
         limits = {"min_s": self.min_s, "max_s": most, "above_zero": self.above_zero}

@@ -75,7 +75,12 @@ def netsim(_link_thread: LinkThread) -> Iterator[Netsim]:
 
 @pytest.fixture
 def trace(pytestconfig: pytest.Config) -> Any:
-    """Recorded capacity by name; skips the test where this machine does not have it."""
+    """Find recorded capacity for a link: `link(8001, traces=(trace("train.up"), trace("train.down")))`.
+
+    The files are looked for in the folders of `TIDEGATE_TRACES` and of the ini option `link_traces`; a test is skipped
+    where this machine has no such recording. `trace.constant(2.0)` and `trace.steps([(0.0, 2.0), (1.0, 0.2)])`, in
+    Mbit/s, are there on every machine. Guide: docs/testing-with-links.md, "Recorded links".
+    """
     from tidegate.testing.traces import TraceFinder, TraceMissing, folders
 
     class OrSkip(TraceFinder):

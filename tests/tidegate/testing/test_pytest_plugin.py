@@ -57,6 +57,28 @@ def test_the_guide_s_example_passes_as_it_stands(tmp_path: Path) -> None:
     assert shown in example  # what the guide shows is what was run
 
 
+def test_the_guide_s_example_of_recorded_links_passes_with_recordings_and_is_skipped_without(tmp_path: Path) -> None:
+    guide = (ROOT / "docs/testing-with-links.md").read_text()
+    shown = guide.partition("## Recorded links")[2].partition("```python\n")[2].partition("```")[0]
+    client = (ROOT / "docs/examples/test_payments.py").read_text().partition("def test_")[0]
+    theirs = project(tmp_path, client + shown)
+    recordings = tmp_path / "recordings"
+    recordings.mkdir()
+    for name in ("train.up", "train.down"):
+        (recordings / name).write_text("".join(f"{ms}\n" for ms in range(1, 200, 4)))
+
+    with_them = run_pytest(theirs, "-o", "link_traces=recordings")
+    without = run_pytest(theirs, "-rs", TIDEGATE_TRACES="")
+
+    assert "2 passed" in with_them.stdout, with_them.stdout
+    assert "1 passed, 1 skipped" in without.stdout, without.stdout
+    assert "there is no recording 'train.up' (looked in nowhere: set TIDEGATE_TRACES" in " ".join(
+        without.stdout.split()
+    )
+    told = run_pytest(theirs, "--fixtures").stdout
+    assert 'link(8001, traces=(trace("train.up"), trace("train.down")))' in told
+
+
 def test_links_need_none_of_the_product_s_libraries(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "docs/examples", tmp_path / "theirs", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "sitecustomize.py").write_text(BLOCKER)
