@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.stack import Stack, eventually
 from tidegate.models.repository import Repository
+from tidegate.models.trusted_digests import FILE_NAME
 
 MENDED_WITHIN_S = 90.0  # a killed pool comes back after 2 s and then warms up
 
@@ -43,6 +44,7 @@ def digits(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a repository with the small one of the demo models, for tests that no text is asked in."""
     root = tmp_path_factory.mktemp("digits")
     shutil.copytree(models / "digits", root / "digits")
+    shutil.copy(models / FILE_NAME, root)
     return root
 
 
