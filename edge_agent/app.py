@@ -239,6 +239,7 @@ class EdgeApp:
                 ahead=oip.ahead_of,
                 secured=ServerSecurity(self._tls, LOCAL) if self._tls else None,
                 limits=shares["http"],
+                allowed_origins=config.allowed_origins,
             )
             self.addresses["http"] = await enter(http)
 

@@ -18,6 +18,7 @@ from tidegate.models.trust import TRUSTED
 from tidegate.runtime.logs import Format, Level
 from tidegate.security.attestation.attester import AttestationConfig
 from tidegate.security.tls import TlsConfig
+from tidegate.servers.foreign_sites import Origin
 from tidegate.servers.limits_config import LimitsConfig, default_limits
 from tidegate.tracing.config import TracingConfig
 from tidegate.workers.sandbox import SandboxMode
@@ -217,6 +218,11 @@ class EdgeConfig(ProcessConfig):
     )
     max_message_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request or answer, in bytes, on every protocol."
+    )
+    allowed_origins: tuple[Origin, ...] = Field(
+        (),
+        description="Web sites whose pages may call the HTTP ports, as https://HOST[:PORT]; `*` is any. Pages of other "
+        "sites are refused; programs are never asked.",
     )
     limits: LimitsConfig = Field(
         default_factory=default_limits, description="What strangers can make this process spend: docs/security.md."

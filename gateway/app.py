@@ -432,6 +432,7 @@ class Gateway:
             limits=self._limits["http" if name == "http" else "operators"],
             drain=drain,
             connections=None if name == "http" else self._operators,
+            allowed_origins=() if name == "admin" else self.config.allowed_origins,
         )
         self.addresses[name] = await self._stack.enter_async_context(server)
 

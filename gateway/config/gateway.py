@@ -24,6 +24,7 @@ from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.runtime.logs import Format, Level
 from tidegate.security.tls import TlsConfig
 from tidegate.servers.address import is_loopback
+from tidegate.servers.foreign_sites import Origin
 from tidegate.servers.limits_config import LimitsConfig, default_limits
 from tidegate.tracing.config import TracingConfig
 
@@ -127,6 +128,11 @@ class GatewayConfig(ProcessConfig):
     edge_transport: Transport = Field("link", description="How edges found over MQTT are called.")
     max_body_bytes: int = Field(
         64 * 2**20, gt=0, description="Largest body or message, in bytes; more takes memory times max_in_flight."
+    )
+    allowed_origins: tuple[Origin, ...] = Field(
+        (),
+        description="Web sites whose pages may call the HTTP ports, as https://HOST[:PORT]; `*` is any. Pages of other "
+        "sites are refused; programs are never asked.",
     )
     limits: LimitsConfig = Field(
         default_factory=default_limits,

@@ -6,18 +6,16 @@ credential. On loopback only what changes something (all but GET and HEAD) requi
 there, since every account of the machine may look; if `auth` is configured, each is still audited, as "local". A closed
 connection is audited as well (status 499): a stream ends in no other way.
 
-A browser sends the requests of foreign web sites to any port that it can reach, loopback too. So a request with a
-foreign `Origin` is refused (`same_site_only`), and without credentials so is a host *name* in `Host`: a foreign domain
-may resolve to 127.0.0.1 the second time it is looked up (DNS rebinding). Addresses and `localhost` cannot.
+Pages of foreign web sites are refused at every port (`tidegate/servers/foreign_sites.py`). Without credentials so is a
+host *name* in `Host`, whoever sends it (`addresses_only`): a foreign domain may resolve to 127.0.0.1 the second time it
+is looked up. Addresses and `localhost` cannot.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections.abc import Awaitable, Callable, Collection
 from typing import Final
-from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -29,6 +27,7 @@ from tidegate.caller import Right
 from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.server import error_middleware, error_response
 from tidegate.outcome import ServeError, Unauthenticated
+from tidegate.servers.foreign_sites import is_address
 from tidegate.servers.operator_token import FILE_VARIABLE, OperatorToken
 
 PROTOCOL: Final = "admin-http"
@@ -42,30 +41,15 @@ log = get_logger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def same_site_only(*, by_name: bool) -> Middleware:
-    """Return a middleware that refuses requests of foreign web sites. `by_name`: whether `Host` may be a name."""
-
-    @web.middleware
-    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
-        origin = request.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != request.host:
-            raise web.HTTPForbidden(text=f"this port answers no other site, and {origin[:200]!r} is one\n")
-        if not by_name and not _is_address(request.host):
-            raise web.HTTPForbidden(
-                text="without credentials this port is asked for by address or as localhost, not by a name; "
-                "for names set `auth` and `admin_host`\n"
-            )
-        return await handler(request)
-
-    return middleware
-
-
-def _is_address(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
+@web.middleware
+async def addresses_only(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse requests that call the port by a name."""
+    if not is_address(request.host):
+        raise web.HTTPForbidden(
+            text="without credentials this port is asked for by address or as localhost, not by a name; "
+            "for names set `auth` and `admin_host`\n"
+        )
+    return await handler(request)
 
 
 def right_required(right: Right, guard: GatewayGuard, audit: Audit, opened: Collection[str] = OPEN) -> Middleware:

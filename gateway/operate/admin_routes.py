@@ -20,7 +20,7 @@ from gateway.core.versions.canary import CanaryRollout
 from gateway.delivery.trials import Trials
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
-from gateway.identity.operator_access import OPEN, right_for_changes, right_required, same_site_only, token_for_changes
+from gateway.identity.operator_access import OPEN, addresses_only, right_for_changes, right_required, token_for_changes
 from gateway.observe.traffic_recorder import TrafficRecorder
 from gateway.operate.admin import admin_routes
 from gateway.operate.console.history import ConsoleHistory
@@ -79,9 +79,9 @@ def admin_middlewares(
     """Return the admin port's middlewares: they depend on whether its address is a loopback one."""
     opened = OPEN | page_files().keys()
     if not is_loopback(config.admin_host):
-        return [same_site_only(by_name=True), *require_right(guard, audit, "admin", opened)]
+        return require_right(guard, audit, "admin", opened)
     changes = token_for_changes(token, audit) if guard is None else right_for_changes(guard, audit, opened)
-    return [same_site_only(by_name=False), changes]
+    return [addresses_only, changes]
 
 
 def require_right(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -18,12 +18,12 @@ from tidegate.security.certificate_identity import NotAllowed, alternative_names
 from tidegate.security.validity import peer_expiry_utc_s
 from tidegate.servers.address import cannot_listen, format_address
 from tidegate.servers.connection_limits import ConnectionTable
+from tidegate.servers.foreign_sites import Entrance as Entrance
+from tidegate.servers.foreign_sites import SitePolicy
 from tidegate.servers.http_connection import HttpConnection
 from tidegate.servers.http_drain import HttpDrain
 from tidegate.servers.limits import DEFAULT, ServerLimits
 from tidegate.servers.role_guard import ServerSecurity
-
-Entrance = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 # Connections that wait to be accepted. aiohttp's 128 makes a burst of callers wait out TCP's retransmissions.
 _BACKLOG: Final = 4096
@@ -47,6 +47,7 @@ async def open_http_server(
     limits: ServerLimits = DEFAULT,
     drain: HttpDrain | None = None,
     connections: ConnectionTable[HttpConnection] | None = None,
+    allowed_origins: Collection[str] = (),
 ) -> AsyncIterator[str]:
     """Serves `routes`; yields "http://HOST:PORT", or "https://HOST:PORT".
 
@@ -57,6 +58,7 @@ async def open_http_server(
         limits: connections, headers, and how slowly they may come.
         drain: empties the port before it closes, at its owner's word.
         connections: of several ports that share one limit; None: the port has its own, by `limits`.
+        allowed_origins: web sites besides the port's own whose pages may call it (`foreign_sites.py`).
 
     Raises:
         StartError: the port cannot be bound; names the port and `key`.
@@ -72,6 +74,8 @@ async def open_http_server(
     if secured is not None and secured.checks_roles:
         assert runner.server is not None
         runner.server.request_handler = _guarded(runner.server.request_handler, secured)
+    assert runner.server is not None
+    runner.server.request_handler = SitePolicy(host, allowed_origins).ahead_of(runner.server.request_handler)
     drain = drain or HttpDrain()
     assert runner.server is not None
     drain.add(runner.server)

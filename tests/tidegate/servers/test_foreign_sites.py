@@ -1,0 +1,69 @@
+"""Pages of foreign web sites are refused at every HTTP port; programs are never asked."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+from aiohttp import web
+from pydantic import TypeAdapter, ValidationError
+
+from tidegate.servers.foreign_sites import Origin, SitePolicy
+from tidegate.servers.http_server import open_http_server
+
+LAN = "192.168.1.5"
+
+
+@pytest.mark.parametrize(
+    ("bound", "host", "origin", "fetch_site"),
+    [
+        ("0.0.0.0", "shop.example:8000", "http://shop.example:8000", "same-origin"),  # a page of its own
+        ("0.0.0.0", "gateway.svc:8000", None, None),  # a program, by any name
+        ("127.0.0.1", "proxied.example", None, None),
+        ("127.0.0.1", "127.0.0.1:8000", "http://127.0.0.1:8000", "same-origin"),
+        ("127.0.0.1", "localhost:8000", None, "none"),  # typed into the address bar
+        ("0.0.0.0", "inside:8000", "https://app.example", "cross-site"),  # allowed by name
+    ],
+)
+def test_programs_and_the_sites_own_pages_are_let_in(
+    bound: str, host: str, origin: str | None, fetch_site: str | None
+) -> None:
+    assert SitePolicy(bound, ["https://app.example"]).refusal(host, origin, fetch_site) == ""
+
+
+@pytest.mark.parametrize(
+    ("bound", "host", "origin", "fetch_site"),
+    [
+        ("0.0.0.0", LAN, "https://evil.example", "cross-site"),
+        ("0.0.0.0", LAN, "null", None),  # a sandboxed frame, or a file
+        ("0.0.0.0", f"{LAN}:8000", f"http://{LAN}:9000", "same-site"),
+        ("0.0.0.0", LAN, None, "cross-site"),  # an image or a form, which names no origin
+        ("127.0.0.1", "evil.example:8000", "http://evil.example:8000", "same-origin"),  # DNS rebinding
+    ],
+)
+def test_foreign_pages_are_refused_with_the_key_that_lets_them_in(
+    bound: str, host: str, origin: str | None, fetch_site: str | None
+) -> None:
+    assert "allowed_origins" in SitePolicy(bound).refusal(host, origin, fetch_site)
+    assert SitePolicy(bound, ["*"]).refusal(host, origin, fetch_site) == ""
+
+
+@pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "ftp://app.example", ""])
+def test_what_is_no_origin_is_refused(origin: str) -> None:
+    with pytest.raises(ValidationError, match="is no origin"):
+        TypeAdapter(Origin).validate_python(origin)
+
+
+async def _ok(_: web.Request) -> web.Response:
+    return web.Response(text="ok")
+
+
+async def test_a_real_port_refuses_a_foreign_page_before_its_handler_runs() -> None:
+    door = open_http_server([web.post("/", _ok)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1)
+    async with door as address, aiohttp.ClientSession() as session:
+        async with session.post(address, data=b"x", headers={"Origin": "https://evil.example"}) as answer:
+            assert answer.status == 403
+            assert "'https://evil.example' is one" in (await answer.json())["error"]
+        async with session.post(address, data=b"x", headers={"Origin": address}) as answer:
+            assert answer.status == 200
+        async with session.post(address, data=b"x") as answer:
+            assert answer.status == 200
