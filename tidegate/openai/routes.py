@@ -46,6 +46,7 @@ from tidegate.oip.reply import (
 )
 from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY, defer_of, version_of
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
+from tidegate.oip.unknown_headers import warn_of_unknown
 from tidegate.openai import embeddings
 from tidegate.openai.embeddings import EmbeddingsRequest, TokenRow, WrongParameter
 from tidegate.openai.tokens import Tokenizers
@@ -328,6 +329,7 @@ def _answer(
     if len(versions) != 1:
         raise BadAnswer(f"the vectors are of several versions ({', '.join(sorted(versions))}): send the request again")
     words = _joined([reply_parameters(reply) for reply in replies])
+    warn_of_unknown(words, calls[0].headers)
     if version := versions.pop():
         words[VERSION_KEY] = version
     headers = dict(words)

@@ -76,6 +76,12 @@ async def test_a_text_becomes_its_tokens_and_an_embedding(servers: Servers, clie
     assert call.protocol == "openai"
 
 
+async def test_a_mistyped_header_is_named(client: openai.AsyncOpenAI) -> None:
+    asked = client.embeddings.with_raw_response.create
+    answer = await asked(model="minilm", input="hello", extra_headers={"tidegate-pni": "edge"})
+    assert answer.headers["tidegate-warning"] == "unknown tidegate-pni, did you mean tidegate-pin"
+
+
 @pytest.mark.parametrize("encoding_format", ["float", "base64"])
 async def test_both_encodings_mean_the_same(client: openai.AsyncOpenAI, encoding_format: Any) -> None:
     made = await client.embeddings.create(model="minilm", input="hello", encoding_format=encoding_format)

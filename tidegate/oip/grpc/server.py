@@ -50,6 +50,7 @@ from tidegate.oip.offload import CodecThreads
 from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import CODE_KEY, TICKET_KEY, error_code, error_metadata, grpc_status, message_of
+from tidegate.oip.unknown_headers import warn_of_unknown
 from tidegate.outcome import (
     Deferred,
     InternalError,
@@ -194,6 +195,7 @@ class OipService:
         call, wanted, host = await self._call(raw, context, clock.now())
         reply = await host.infer(call)
         words = reply_parameters(reply)
+        warn_of_unknown(words, call.headers)
         answer = await self._aside.run(
             reply.response.size_bytes, lambda: self._message(reply, wanted, words).SerializeToString()
         )
@@ -288,6 +290,7 @@ class OipService:
                 call, wanted, host = await self._call(raw, context, clock.now())
                 reply = await host.infer(call)
             size_bytes, words = reply.response.size_bytes, reply_parameters(reply)
+            warn_of_unknown(words, call.headers)
             response = await self._aside.run(size_bytes, lambda: self._message(reply, wanted, words))
         except Exception as error:
             known = _known(error)

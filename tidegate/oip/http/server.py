@@ -56,6 +56,7 @@ from tidegate.oip.offload import CodecThreads
 from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
+from tidegate.oip.unknown_headers import warn_of_unknown
 from tidegate.outcome import Deferred, InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
 from tidegate.trace_context import PARENT_KEY
 from tidegate.types import Call, Reply
@@ -239,6 +240,7 @@ class OipRoutes:
         reply = await host.infer(call)
         response = with_classes(reply.response, wanted) if wanted else reply.response
         words = reply_parameters(reply)
+        warn_of_unknown(words, call.headers)
         encoded = await self._aside.run(response.size_bytes, lambda: encode_response(response, binary, words))
         answer = _answer(encoded, _answer_headers(call, reply, words))
         asked = request.headers.get("Accept-Encoding")
