@@ -23,6 +23,7 @@ from pydantic_core import to_jsonable_python
 
 from tidegate.config import ProcessConfig, load
 from tidegate.runtime.suggestion import SuggestingGroup, did_you_mean
+from tidegate.tools.config_findings import missing_here, said_wrongly, taken_ports
 
 GROUP: Final = "tidegate.configs"
 COMMENT_WIDTH: Final = 100
@@ -72,13 +73,24 @@ def schema(role: str) -> None:
 @config.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--for", "role", required=True, metavar="ROLE", help="gateway, edge or pool")
-def check(file: Path, role: str) -> None:
-    """Check a configuration file; the environment counts too, as it does when the process starts.
+@click.option("--elsewhere", is_flag=True, help="Check nothing of this machine: files and ports are another's.")
+def check(file: Path, role: str, elsewhere: bool) -> None:
+    """Check a configuration file, and whether it could start here: its files can be read, its ports are free.
+
+    The environment counts too, as it does when the process starts. Run it as the user that the service runs as.
 
     \b
-    Example:  tidegate config check deploy/config/device.yaml --for edge
+    Examples:
+      tidegate config check /etc/tidegate/device.yaml --for edge
+      tidegate config check deploy/config/device.yaml --for edge --elsewhere
     """
-    load(config_model(role), file)
+    found = load(config_model(role), file)
+    problems = [*said_wrongly(found), *([] if elsewhere else missing_here(found))]
+    if problems:
+        raise click.ClickException("\n".join(f"{file}: {one}" for one in problems))
+    if not elsewhere:
+        for one in taken_ports(found):
+            click.echo(f"{file}: note: {one} (by this very {role}, if it runs)", err=True)
     click.echo(f"{file}: a valid {role} configuration")
 
 
