@@ -31,6 +31,7 @@ from edge_agent.device.sensors import Sensors
 from edge_agent.device.worker_priority import worker_starter
 from edge_agent.fleet.dialling import gateway_dialler_of
 from edge_agent.fleet.epoch import EpochStore
+from edge_agent.fleet.farewell import forget_farewell, take_farewell
 from edge_agent.fleet.sync import EdgeSync
 from edge_agent.offline.local_host import LocalHost
 from edge_agent.offline.routes import device_routes
@@ -145,6 +146,8 @@ class EdgeApp:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._sync is not None:
+            self._sync.leave_with(await asyncio.to_thread(take_farewell, self.config.state_dir))
         await self._stack.aclose()
 
     async def failed(self) -> None:
@@ -170,6 +173,7 @@ class EdgeApp:
         self._sync = self._fleet_sync()
         await asyncio.to_thread(models.read)
         await self._bump_epoch()
+        await asyncio.to_thread(forget_farewell, config.state_dir)
         await self._stack.enter_async_context(self._saving)
         await self._stack.enter_async_context(self.offline)
         shares = FairShare(config.shares) if config.shares else None

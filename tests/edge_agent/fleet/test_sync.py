@@ -94,6 +94,23 @@ async def test_a_gateway_finds_the_edge_hears_of_its_worker_and_of_its_leaving(
     assert "shutdown" in await gateway.changed.until(leaving)
 
 
+async def test_the_reason_to_leave_is_what_was_written_before_the_stop(config: EdgeConfig, gateway: Gateway) -> None:
+    config.state_dir.mkdir(parents=True, exist_ok=True)
+    left_over = config.state_dir / "leaving"
+    left_over.write_text("sleep")  # of a stop that never was one
+    async with EdgeApp(config, draw=lambda: 0.5):
+        await gateway.sees("ready")
+        assert not left_over.exists()
+        left_over.write_text("update\n")
+
+    def leaving() -> str | None:
+        kiosk = gateway.kiosk()
+        return kiosk.reason if kiosk is not None and kiosk.freshness is Freshness.DEAD else None
+
+    assert "update" in await gateway.changed.until(leaving)
+    assert not left_over.exists()
+
+
 async def test_an_edge_serves_without_its_broker_and_tells_an_address_that_is_not_its_own_when_asked(
     config: EdgeConfig, broker: Embedded, gateway: Gateway
 ) -> None:
