@@ -11,13 +11,16 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from http.client import HTTPException
-from ssl import SSLCertVerificationError
+from ssl import SSLCertVerificationError, get_server_certificate
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import click
 
+from tidegate.security.certificate_identity import DOMAIN
+from tidegate.servers.address import format_address
 from tidegate.servers.operator_token import FILE_VARIABLE, token_for
 
 KEY_VARIABLE: Final = "TIDEGATE_API_KEY"
@@ -25,6 +28,7 @@ WITHIN_S: Final = 5.0
 DEFAULT_ADMIN: Final = "http://127.0.0.1:8003"
 _MAX_WORDS: Final = 2000
 _REFUSED: Final = (401, 403)
+_OTHER_NAME: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL
 
 admin_option = click.option(
     "--admin", default=DEFAULT_ADMIN, show_default=True, envvar="TIDEGATE_ADMIN", help="The gateway's admin port."
@@ -38,6 +42,34 @@ class AdminError(click.ClickException):
         super().__init__(words)
         self.status = status
         self.headers = headers or {}
+
+
+def _distrust(address: str, error: SSLCertVerificationError, within_s: float) -> str:
+    """Why the certificate is not believed, with the way out."""
+    if error.verify_code not in _OTHER_NAME:
+        words = f"{error.verify_message}: SSL_CERT_FILE names the CA's certificate to believe"
+        return f"the certificate of {address} is not trusted: {words}"
+    parts = urlsplit(address)
+    names = _names_of(parts.hostname or "", parts.port or 443, within_s)
+    other = names[0] if names else "NAME"
+    return (
+        f"the certificate of {address} is for {', '.join(names) or 'other names'} and not for {parts.hostname}: "
+        f"call it by a name that it has (--admin https://{format_address(other, parts.port or 443)}), or issue one "
+        f"that has this name too (`tidegate pki issue … --host {parts.hostname}`)"
+    )
+
+
+def _names_of(host: str, port: int, within_s: float) -> list[str]:
+    """The names in the certificate that is shown there, believed or not; none where it cannot be read."""
+    from cryptography import x509  # an operators' dependency, wanted only where something is wrong
+
+    try:
+        shown = x509.load_pem_x509_certificate(get_server_certificate((host, port), timeout=within_s).encode())
+        names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, x509.ExtensionNotFound):
+        return []
+    hosts = [one for one in names.get_values_for_type(x509.DNSName) if not one.endswith(f".{DOMAIN}")]
+    return [*hosts, *map(str, names.get_values_for_type(x509.IPAddress))]
 
 
 class _StayHere(HTTPRedirectHandler):
@@ -80,8 +112,7 @@ class Admin:
         except (URLError, OSError, ValueError, HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else error
             if isinstance(reason, SSLCertVerificationError):
-                words = f"{reason.verify_message}: SSL_CERT_FILE names the CA's certificate to believe"
-                raise AdminError(f"the certificate of {self.address} is not trusted: {words}") from error
+                raise AdminError(_distrust(self.address, reason, self._within_s)) from error
             raise AdminError(
                 f"no gateway answers at {self.address}: {reason}; --admin says where one is (its `admin_port`)"
             ) from error
