@@ -147,7 +147,10 @@ class AdaptiveControl:
         limits = self._limits
         if not limits.may_degrade or not self._may_turn("precision", now):
             return None
-        cap_could_help = seen.batch_s > _BATCH_SHARE * limits.latency_target_s and self.batch_cap_ratio > LEAST_CAP
+        # Where all workers are busy all the time, answers are late by waiting: no cap is turned down then, and a pool
+        # that waited for one would never lessen its precision when that helps most.
+        by_batches = seen.batch_s > _BATCH_SHARE * limits.latency_target_s and seen.busy_ratio < 1.0 - 1e-9
+        cap_could_help = by_batches and self.batch_cap_ratio > LEAST_CAP
         if not self.degraded and not cap_could_help and now - self._late_since >= limits.patience_s:
             return self._degrade(True, now, f"p99 {_ms(seen.p99_s)} over {_ms(limits.latency_target_s)}")
         fits = seen.busy_ratio * seen.full_cost_ratio < _FITS

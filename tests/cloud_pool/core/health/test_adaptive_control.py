@@ -105,6 +105,12 @@ class TestPrecision:
         turned = looks(AdaptiveControl(self.ALLOWED), LONG_BATCHES, 200)
         assert [action.knob for action in turned] == ["batch_cap"] * 3 + ["precision"]
 
+    def test_where_all_workers_are_always_busy_no_smaller_batch_is_waited_for(self) -> None:
+        subject = AdaptiveControl(replace(LIMITS, may_degrade=True))
+        turned = looks(subject, replace(LONG_BATCHES, busy_ratio=1.0), 300)
+        assert [action.knob for action in turned] == ["precision"]
+        assert subject.degraded
+
     def test_a_late_moment_is_not_enough(self) -> None:
         subject = AdaptiveControl(self.ALLOWED)
         for n in range(100):
