@@ -24,9 +24,11 @@ CHECKS_READY := $(CHECKS)/.set-up
 TEST_FLAGS ?=
 # Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
 TEST_ORDER := $(if $(CI),--randomly-seed=1)
-# One process more than there are cores, since each waits now and then; a file's tests stay together, because they
-# share what is expensive to set up.
-PARALLEL := -n $(shell echo $$(( $$(nproc 2>/dev/null || echo 2) + 1 ))) --dist loadfile --no-loadscope-reorder
+# As many processes as cores, and for whole systems, which wait more than they compute, one more; a file's tests stay
+# together, because they share what is expensive to set up.
+CORES := $(shell nproc 2>/dev/null || echo 2)
+TOGETHER := --dist loadfile --no-loadscope-reorder
+PARALLEL := -n $(CORES) $(TOGETHER)
 # Where tests of whole systems live (tests/conftest.py holds the marker to it), so that their run collects no others.
 WHOLE := tests/e2e tests/tidegate/testing
 BENCH_FLAGS ?=
@@ -58,7 +60,7 @@ test: setup clients tools checks ## Lint and every test. TEST_FLAGS="-k words"
 	@$(MAKE) -j3 --output-sync=target lint-types lint-rules compiled
 	@shared=0; $(BIN)/python -m pytest $(TEST_ORDER) $(PARALLEL) -m "not e2e" $(TEST_FLAGS) || shared=$$?; \
 	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
-	whole=0; $(BIN)/python -m pytest $(TEST_ORDER) $(PARALLEL) -m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE)) $(TEST_FLAGS) || whole=$$?; \
+	whole=0; $(BIN)/python -m pytest $(TEST_ORDER) -n $$(( $(CORES) + 1 )) $(TOGETHER) -m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE)) $(TEST_FLAGS) || whole=$$?; \
 	[ $$whole -eq 0 ] || { [ $$whole -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$whole
 
 test-fast: setup ## The short tests, without processes, models and clients, within a minute.
