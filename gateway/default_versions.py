@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.catalog import Catalog
-from gateway.core.fleet.fleet import SERVING, Fleet
+from gateway.core.fleet.fleet import Fleet
 from gateway.core.versions.default_version import (
     KnownVersions,
     VersionLine,
@@ -28,6 +28,7 @@ from gateway.core.versions.default_version import (
 )
 from gateway.core.versions.traffic_split import TrafficSplits
 from gateway.core.versions.version_shares import VersionTargets
+from tidegate.fleet.offers import SERVING
 from tidegate.models.manifest import Manifest
 
 

@@ -24,9 +24,9 @@ from tidegate.link.streams import MAX_ENVELOPE_BYTES
 from tidegate.oip.grpc.guard import credentials_over_grpc
 from tidegate.oip.guard import PresentedCredentials
 from tidegate.outcome import BadCredential, ServeError
+from tidegate.security.certificate_expiry import earliest_expiry_utc_s
 from tidegate.security.standing import StandingWatch
 from tidegate.security.tls import Tls
-from tidegate.security.validity import earliest_expiry_utc_s
 from tidegate.servers.address import is_loopback
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.limits import ServerLimits

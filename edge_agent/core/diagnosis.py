@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from tidegate.fleet.offers import SERVING
+
 Verdict = Literal["ok", "warning", "failure"]
 
 OLDEST_SANE_UTC_S: Final = 1_735_689_600.0  # 2025: a clock before this was never set
@@ -142,7 +144,7 @@ def worker(
     if state == "bad":
         words = f"{model} does not come up again; {past}"
         return DoctorFinding("worker", "failure", words, f"{log}; give the device another version of the model")
-    if state not in ("ready", "soaking"):
+    if state not in SERVING:
         return DoctorFinding("worker", "warning", f"{model} is {state}; {past or 'none was lost'}", log)
     if overdue_s > 0.0:
         words = f"{model} hangs: silent for {overdue_s:.1f} s in one call{f'; {past}' if past else ''}"

@@ -13,7 +13,7 @@ have no clock: the time is the device's own, but never less than the latest `iss
 five minutes of disagreement are forgiven. So a clock that is behind, or was set back, can delay an expiry and not undo
 one that a newer document has proven; a clock that is ahead refuses, and the refusal says what time it is here.
 
-Roots do not expire (`tidegate/rollout/root.py`), so no clock can keep a device from the newest keys.
+Roots do not expire (`tidegate/rollout/root_chain.py`), so no clock can keep a device from the newest keys.
 
 Keys are pinned by the operator's files. A chain of roots leads to newer ones, link by link; until there is one, a
 document may hand trust over to other keys (`tidegate/rollout/signing.py`). Either is kept in the trust record, and
@@ -37,7 +37,7 @@ from tidegate.fleet.reported import DocumentRefusal
 from tidegate.models.repository import version_key
 from tidegate.rollout.canonical import canonical, digest_of
 from tidegate.rollout.desired import DesiredDocument, DesiredModel, decode_desired, desired_models
-from tidegate.rollout.root import RootLink, RootRefused, TrustedRoot, walk
+from tidegate.rollout.root_chain import RootLink, RootRefused, TrustedRoot, walk
 from tidegate.rollout.signing import Keys, SignatureRefused, keys_after, roots_in, verify_document
 from tidegate.storage.atomic_file import write_atomically
 

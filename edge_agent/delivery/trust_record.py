@@ -45,7 +45,7 @@ class TrustRecord(msgspec.Struct, frozen=True):
         pinned: digest of the operator's keys under which `keys` were handed over.
         floors: by scope, the newest document that was accepted.
         proven_s: UTC seconds; the latest `issued` of an accepted document, so the clock is wrong if it says less.
-        root: version of the root that `keys` are of (`tidegate/rollout/root.py`); 1: the operator's, or handed over.
+        root: version of the root that `keys` are of (`tidegate/rollout/root_chain.py`); 1: from the operator.
         threshold: how many of them must sign.
         digest: of the record without this field; "" in files of versions that had no floors.
     """

@@ -1,4 +1,4 @@
-"""Why an agent leaves is written by whoever stops it: one word in `state_dir/leaving`, said to gateways at the end.
+"""An agent's goodbye says why it leaves: the word that the file `state_dir/leaving` has when the agent is stopped.
 
     echo update > /var/lib/tidegate/state/leaving && systemctl stop tidegate-edge
 

@@ -3,7 +3,7 @@
     NAME.key    PEM, Ed25519, readable for its owner alone; it stays with the operator, on no gateway and no device
     NAME.pub    its line for the devices' lists of trusted keys (`rollout.keys` of an edge); it is public
 
-`rotate` writes the chain of roots (`tidegate/rollout/root.py`), which travels with later rollouts.
+`rotate` writes the chain of roots (`tidegate/rollout/root_chain.py`), which travels with later rollouts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import click
 
 from tidegate import clock
 from tidegate.config import ConfigError
-from tidegate.rollout.root import RootKeys, TrustedRoot, encode_chain, link_of, read_chain, read_link, walk
+from tidegate.rollout.root_chain import RootKeys, TrustedRoot, encode_chain, link_of, read_chain, read_link, walk
 from tidegate.rollout.signing import id_of, public_text
 from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.security.attestation.keys import line_of, make_key, read_key

@@ -4,7 +4,7 @@ Each item has an id that its device never reuses, and each id that was taken is 
 memory the answer is exact: a known id is a duplicate, an unknown one is new. Beyond it, an unknown id proves nothing:
 the item is older than the window or, if the memory was full before the window was over, older than the id that was
 forgotten last. Such an item is refused by its age instead of being taken twice. When the memory is full, the device
-that holds most of it forgets (`shares.py`), so only that device's horizon comes nearer:
+that holds most of it forgets (`device_shares.py`), so only that device's horizon comes nearer:
 
     age + MARGIN_S < reach   unknown means new      reach = min(WINDOW_S, now - when the last was forgotten early)
     older                    unknown means nothing  refused for good; the device lists it as a dead letter

@@ -8,8 +8,8 @@
 
 An item's id and the item are stored in one transaction, so a crash cannot separate them. When room runs short the
 oldest records are deleted and counted; jobs and answers, which devices were promised, are never deleted for room: then
-devices are asked to come back later and keep their items. No device takes more than its share (`shares.py`), and no job
-is given out before there is room for its answer: what is computed can be stored.
+devices are asked to come back later and keep their items. No device takes more than its share (`device_shares.py`),
+and no job is given out before there is room for its answer: what is computed can be stored.
 
 Durations are measured by a steady clock, which goes on from what the last process stored (`resume`): ids, answers and
 jobs grow older by the time in which a gateway runs, and not by a wall clock that is set. Records have wall-clock times.
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from gateway.ingest.dedup import WINDOW_S, classify_duplicate, dedup_horizon_s
-from gateway.ingest.shares import WaitingDevice, may_hold, next_device, who_forgets
+from gateway.ingest.device_shares import WaitingDevice, may_hold, next_device, who_forgets
 from tidegate.fleet.stored import MAX_BODY_BYTES, MAX_WORDS, DeferredAnswer, Forwarded, ItemRefusal
 from tidegate.storage.database import DatabaseFull
 

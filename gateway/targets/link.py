@@ -34,8 +34,8 @@ from tidegate.link.streams import DIAL_OPTIONS, DialledStream
 from tidegate.outcome import BadCredential, Disconnected
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import OwnedTask
+from tidegate.security.certificate_expiry import earliest_expiry_utc_s, until_expiry
 from tidegate.security.tls import Dialler, PlainDialler, explain_dial_error
-from tidegate.security.validity import earliest_expiry_utc_s, until_expiry
 from tidegate.types import Accepted, InferRequest, LoadReport, Reply
 
 log = structlog.get_logger(__name__)

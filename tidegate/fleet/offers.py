@@ -14,6 +14,7 @@ from msgspec import Meta
 # "soaking": it answers like "ready", but the generation is new and not committed yet
 # (edge_agent/core/rollout_machine.py); placement prefers other targets, except for the share that the soak needs.
 ModelState = Literal["ready", "loading", "warming", "soaking", "evicted", "bad"]
+SERVING: Final = frozenset({"ready", "soaking"})  # how many requests find one that soaks: gateway/layers/versions.py
 
 # Which requests get a variant, on a target that lowers its precision while its answers are late
 # (`cloud_pool/core/health/adaptive_control.py`):

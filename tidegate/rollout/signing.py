@@ -10,7 +10,7 @@ document with at least one good signature of theirs; signatures of keys that it 
 Rotation: a document with `keys` replaces the pinned ones. It must be signed by an old key (so it comes from a trusted
 signer) and by each new one (so no signer names a key that it does not hold); a device that was away meanwhile is given
 the same document again, since it is retained. Where several rotations may be missed, or more than one key shall be
-needed, there is the chain of roots (`root.py`); once a device follows it, documents hand nothing over.
+needed, there is the chain of roots (`root_chain.py`); once a device follows it, documents hand nothing over.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from msgspec import Meta, field
 
 from tidegate.fleet.messages import BadMessage
 from tidegate.rollout.desired import DesiredDocument, decode_desired, encode_desired
-from tidegate.rollout.root import MAX_LINKS, RootLink
+from tidegate.rollout.root_chain import MAX_LINKS, RootLink
 from tidegate.security.attestation.software import key_id
 
 MAX_SIGNED_BYTES: Final = 106_496
@@ -44,7 +44,7 @@ class DocumentSignature(msgspec.Struct, frozen=True):
 
 
 class SignedDocument(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A document as it travels, with the chain of roots (`root.py`), which has signatures of its own."""
+    """A document as it travels, with the chain of roots (`root_chain.py`), which has signatures of its own."""
 
     document: msgspec.Raw = field(name="doc")
     signatures: Annotated[tuple[DocumentSignature, ...], Meta(max_length=16)] = field(name="sigs")

@@ -14,8 +14,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 from tidegate import clock
+from tidegate.security.certificate_expiry import peer_expiry_utc_s
 from tidegate.security.certificate_identity import NotAllowed, alternative_names, check_role
-from tidegate.security.validity import peer_expiry_utc_s
 from tidegate.servers.address import cannot_listen, format_address
 from tidegate.servers.connection_limits import ConnectionTable
 from tidegate.servers.foreign_sites import Entrance as Entrance

@@ -19,9 +19,9 @@ from structlog import get_logger
 
 from tidegate import clock
 from tidegate.outcome import BadCredential
+from tidegate.security.certificate_expiry import earliest_expiry_utc_s, until_expiry
 from tidegate.security.certificate_identity import NotAllowed, Role, check_role
 from tidegate.security.tls import Tls
-from tidegate.security.validity import earliest_expiry_utc_s, until_expiry
 
 log = get_logger(__name__)
 

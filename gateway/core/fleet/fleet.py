@@ -41,11 +41,10 @@ from gateway.core.health.breaker import Breaker, BreakerState
 from gateway.core.health.degradation import WIDER, ConditionChange
 from gateway.core.health.progress import ProgressWatch
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
-from tidegate.fleet.offers import ModelOffer
+from tidegate.fleet.offers import SERVING, ModelOffer
 from tidegate.models.manifest import Feature
 from tidegate.types import LoadReport
 
-SERVING: Final = frozenset({"ready", "soaking"})  # how many requests find one that soaks: gateway/layers/versions.py
 LOOK_AGAIN_S: Final = 0.01  # whether a link that was lost just now is back
 STATIC_REDIAL_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
 _LONGEST_HOPE_S: Final = 0.25  # an early refusal serves the caller better than a late one

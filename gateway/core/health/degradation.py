@@ -41,7 +41,7 @@ from gateway.core.health.detectors import (
     overheating_reason,
 )
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
-from tidegate.fleet.offers import ModelOffer
+from tidegate.fleet.offers import SERVING, ModelOffer
 
 Name = Literal[
     "slow_drift", "memory_leak", "link_regime", "cold_cache", "thermal", "queue_buildup", "error_burst", "stalled",
@@ -58,7 +58,6 @@ _OF_A_VARIANT: Final[tuple[Name, ...]] = ("slow_drift", "cold_cache")
 _OF_THE_PATH: Final = frozenset({"link_regime"})
 _UNHEDGED: Final = frozenset({"link_regime", "queue_buildup", "error_burst"})
 _INSTANT_S: Final = 1e-6
-_SERVING: Final = frozenset({"ready", "soaking"})
 
 
 class Condition(NamedTuple):
@@ -142,7 +141,7 @@ class Degradation:
                 words = f"{offer.name}: {offer.worker.reason or 'its worker was lost'}; {lost} lost since its start"
                 self._workers_away = words, offer.name
                 self._judge("worker_lost", words, now, model=offer.name)
-            if offer.name == self._workers_away[1] and offer.state in _SERVING:
+            if offer.name == self._workers_away[1] and offer.state in SERVING:
                 self._workers_away = "", ""
 
     def look(self, now: float, *, rtt_s: float, wait_s: float, conditions: DeviceConditions = UNTOLD) -> None:

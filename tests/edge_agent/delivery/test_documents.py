@@ -13,7 +13,7 @@ from edge_agent.delivery.documents import TrustedDocuments
 from tests.support.edge.rollouts import Author
 from tidegate.rollout.canonical import canonical, digest_of
 from tidegate.rollout.desired import decode_desired
-from tidegate.rollout.root import RootKeys, RootLink, link_of
+from tidegate.rollout.root_chain import RootKeys, RootLink, link_of
 from tidegate.rollout.signing import public_text, read_unverified, sign_document
 from tidegate.security.attestation.software import key_id
 

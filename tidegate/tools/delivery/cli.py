@@ -25,7 +25,7 @@ from tidegate.models.alike import differences
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.outcome import ModelNotFound
 from tidegate.rollout.plan import ModelPlan, Net, Probe, Soak
-from tidegate.rollout.root import read_chain
+from tidegate.rollout.root_chain import read_chain
 from tidegate.runtime.duration import Duration
 from tidegate.security.attestation.keys import read_key
 from tidegate.storage import audit_log

@@ -23,7 +23,7 @@ from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.reported import Reported, RolloutState
 from tidegate.rollout.desired import DesiredDocument
 from tidegate.rollout.plan import ModelPlan, Probe, Soak
-from tidegate.rollout.root import RootLink
+from tidegate.rollout.root_chain import RootLink
 from tidegate.rollout.signing import SignatureRefused, public_text, sign_document, verify_document
 from tidegate.security.attestation.software import key_id
 

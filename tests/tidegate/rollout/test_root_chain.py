@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.commands.signing_keys import signing
-from tidegate.rollout.root import (
+from tidegate.rollout.root_chain import (
     MAX_LINKS,
     RootKeys,
     RootLink,

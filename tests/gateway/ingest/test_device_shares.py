@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from gateway.config.ingest import IngestConfig
 from gateway.ingest.dedup import WINDOW_S
+from gateway.ingest.device_shares import WaitingDevice, may_hold, next_device, who_forgets
 from gateway.ingest.journal import ROW_BYTES, SCHEMA, DeferredJob, IngestJournal
-from gateway.ingest.shares import WaitingDevice, may_hold, next_device, who_forgets
 from tidegate.fleet.stored import DeferredAnswer, Forwarded, Kind
 from tidegate.storage.database import DatabaseFull, connect
 
