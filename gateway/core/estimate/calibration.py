@@ -106,12 +106,13 @@ def apply_curve(chance: float, curve: Curve) -> float:
 class Calibration:
     """Mutable: `record` each outcome; `curve` is immutable and safe to keep."""
 
-    __slots__ = ("_since", "claimed", "curve", "raw")
+    __slots__ = ("_since", "claimed", "curve", "raw", "surest")
 
     def __init__(self) -> None:
         self.raw = ReliabilityBins()
         self.claimed = ReliabilityBins()
         self.curve: Curve = CENTRES
+        self.surest = apply_curve(1.0, CENTRES)  # the most that is ever claimed: of a raw chance of 1
         self._since = 0
 
     def record(self, raw: float, claimed: float, came: bool) -> None:
@@ -121,6 +122,7 @@ class Calibration:
         self._since += 1
         if self._since >= _REFRESH_EVERY:
             self.curve, self._since = self.raw.curve(), 0
+            self.surest = apply_curve(1.0, self.curve)
 
     def __repr__(self) -> str:
         return f"<Calibration claimed {self.claimed!r} raw {self.raw!r}>"
