@@ -232,7 +232,7 @@ class AttemptTelemetry:
         cost = candidate.offered.cost
         left_s = claim.place.deadline - now if claim is not None else candidate.finish_s + candidate.margin_s
         slack_s = left_s - candidate.link_s - candidate.compute_s
-        self._scaling.arrived(cost.table_s(self._units), cost.table_s(0.0), slack_s, now)
+        self._scaling.arrived(cost.table_s(self._units), cost.fixed_s(), slack_s, now)
 
     def _served(self, now: float, queue_s: float) -> None:
         """Whether the wait made it late; what was late for another reason is nothing that replicas would mend."""
