@@ -180,10 +180,13 @@ class LinkEstimate:
         self.heard(now)
         if body_bytes >= LARGE_BYTES:
             self._measure(rtt_s, body_bytes)
-        sample_s = max(0.0, rtt_s - body_bytes * self.s_per_byte)
+        sample_s = rtt_s - body_bytes * self.s_per_byte
+        if sample_s < 0.0:
+            sample_s = 0.0
         self._calm.record(sample_s, now)
-        turned = self._regime.record(sample_s, self._calm.value)
-        self.loss_ratio += _LOSS_WEIGHT * ((sample_s - self._calm.value >= RESENT_S) - self.loss_ratio)
+        calm_s = self._calm.value
+        turned = self._regime.record(sample_s, calm_s)
+        self.loss_ratio += _LOSS_WEIGHT * ((sample_s - calm_s >= RESENT_S) - self.loss_ratio)
         if settled := self.samples < _YOUNG and sample_s * _FAR_OFF < self.rtt_s:
             self._ring.clear()
             self._values_s.clear()
@@ -236,8 +239,9 @@ class LinkEstimate:
         values_s, numbers = self._values_s.copy(), self._numbers
         if self._regime.is_degraded:
             # The newest always counts: of nothing at all even a stale word is more.
-            newest = self._ring[-1]
-            oldest = next((one for one in self._ring if one[0] > now - _FOUL_S), newest)
+            newest, oldest = self._ring[-1], self._ring[0]
+            if oldest[0] <= now - _FOUL_S:
+                oldest = next((one for one in self._ring if one[0] > now - _FOUL_S), newest)
             if oldest is not newest:
                 self._path_until = max(now, oldest[0] + _FOUL_S)
             if oldest is not self._ring[0]:

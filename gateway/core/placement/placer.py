@@ -341,10 +341,12 @@ def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answ
 
 def added_work_s(candidate: Candidate) -> float:
     """What the attempt adds to the wait of requests behind it: all its compute, or its part of a batched call."""
-    if not candidate.offered.target.queue_estimate.batches:
-        return candidate.compute_s
+    offered, compute_s = candidate.offered, candidate.compute_s
+    if not offered.target.queue_estimate.batches:
+        return compute_s
     # In a batch the cost of the call is shared; at least a twentieth remains, where the table is flat.
-    return max(candidate.compute_s - candidate.offered.cost.call_s(), 0.05 * candidate.compute_s)
+    work_s, least_s = compute_s - offered.cost.call_s(), 0.05 * compute_s
+    return work_s if work_s > least_s else least_s
 
 
 def margin_s(offered: Offer, compute_s: float, ahead_s: float) -> float:

@@ -334,8 +334,8 @@ class RequestMachine:
         return within and now < self._ask.deadline
 
     def _wake(self) -> WakeAt:
-        end = self._ask.deadline if self._provisional is None else self._due_at
-        return WakeAt(end if self._hedge_at is None else min(self._hedge_at, end))
+        end, hedge_at = self._ask.deadline if self._provisional is None else self._due_at, self._hedge_at
+        return WakeAt(end if hedge_at is None or hedge_at > end else hedge_at)
 
     def _refuse(self, error: ServeError) -> Refuse:
         self.done = True
