@@ -128,8 +128,8 @@ class EdgeConfig(ProcessConfig):
     model_repository: Path = Field(Path("models"), description="Folder with a folder per model and version.")
     allowed_engines: tuple[EngineName, ...] = Field(
         TRUSTED,
-        description="Engines that may run here. `torchscript` and `tensorrt` are programs that can do what they like: "
-        "add them for files whose makers you trust.",
+        description="Engines that may run here. A `torchscript` file is a program that can do what it likes: add it "
+        "for files whose makers you trust. `tensorrt` is known, and not run yet.",
     )
     sandbox: SandboxMode = Field(
         "auto",

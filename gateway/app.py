@@ -23,6 +23,7 @@ from aiohttp.typedefs import Middleware
 from gateway.catalog import Catalog
 from gateway.config.artifacts import ArtifactsConfig
 from gateway.config.gateway import GatewayConfig
+from gateway.core.access.broker_rights import BrokerRights
 from gateway.core.admission.quarantine import Quarantine
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.scaling import ReplicaScaler
@@ -104,6 +105,7 @@ class Gateway:
         self.defaults = DefaultVersions(self.catalog, self.fleet)
         self.verifier = _verifier_of(config, self.tls, draw)
         self.register = FleetRegister(Topics(config.fleet), draw=draw) if config.mqtt else None
+        self.broker_rights = BrokerRights(config.fleet, config.name)
         self.dialled_in = dial_in_server_of(config, self.tls, self._knows)
         self.directory = Directory(
             self.fleet,
@@ -257,6 +259,7 @@ class Gateway:
             tls=tls,
             links=links,
             ingest=ingest,
+            rights=self.broker_rights,
         )
         if ingest is not None:  # the second phase again: messages come in by the sync, and receipts leave by it
             ingest.send = sync.send_receipt
@@ -351,6 +354,7 @@ class Gateway:
                     catalog=self.catalog,
                     dispatcher=self.dispatcher,
                     directory=self.directory,
+                    broker_rights=self.broker_rights,
                     admission=self.admission,
                     watch=self.watch,
                     policy=config.policy,

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -88,12 +89,34 @@ def _explain(model: type[ProcessConfig], path: Path | None, error: ValidationErr
     return "\n".join(where + _explain_one(model, dict(one)) for one in error.errors())
 
 
+def _section_at(model: type[BaseModel], path: Sequence[Any]) -> type[BaseModel]:
+    """The section that a path of keys leads to; places in lists and names in mappings lead to what is there."""
+    for part in path:
+        field = model.model_fields.get(str(part))
+        section = None if field is None else _section_of(field.annotation)
+        model = section or model
+    return model
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for one in get_args(annotation) if (found := _section_of(one))), None)
+
+
 def _explain_one(model: type[ProcessConfig], one: dict[str, Any]) -> str:
     key = ".".join(str(part) for part in one["loc"])
     if one["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(one["loc"][-1]), list(model.model_fields), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(sorted(model.model_fields))}"
+        known = _section_at(model, one["loc"][:-1]).model_fields
+        near = difflib.get_close_matches(str(one["loc"][-1]), list(known), n=1)
+        within = ".".join(str(part) for part in one["loc"][:-1])
+        named = f"{within}.{near[0]}" if near and within else "".join(near)
+        hint = f"; did you mean {named!r}?" if near else f"; known keys: {', '.join(sorted(known))}"
         return f"unknown key {key!r}{hint}"
+    if one["type"] == "missing":  # without its section's other values, which may be secrets
+        field = _section_at(model, one["loc"][:-1]).model_fields.get(str(one["loc"][-1]))
+        meaning = f": {field.description}" if field is not None and field.description else ""
+        return f"key {key!r} is missing{meaning}"
     prefix = model.model_config.get("env_prefix") or ""
     env = prefix.upper() + key.upper().replace(".", "__")
     hint = f" (from the environment variable {env})" if env in os.environ else ""

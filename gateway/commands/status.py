@@ -57,6 +57,8 @@ def status(as_json: bool, whole: bool, admin: str) -> None:
     for words in ailments(shown):
         console.print(words, highlight=False)
     console.print(models_table(state["models"], named=None if whole else NAMED))
+    if refusal := state.get("broker_refusal"):
+        console.print(f"[red]broker[/]: {escape(refusal)}", highlight=False)
     refused = state.get("refused", ())  # an older gateway does not send it
     for one in refused if whole else refused[:MOST_REFUSED]:
         console.print(f"[yellow]not dialled[/]: {escape(one['device'])}, {escape(one['reason'])}", highlight=False)

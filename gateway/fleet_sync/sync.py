@@ -20,6 +20,7 @@ from math import inf
 
 import structlog
 
+from gateway.core.access.broker_rights import BrokerRights
 from gateway.fleet_sync.freshness import DeviceView
 from gateway.fleet_sync.registry import Effect, EpochHint, FleetRegister
 from gateway.ingest.receiver import Ingest
@@ -29,6 +30,7 @@ from tidegate.fleet.stored import Receipt, encode_stored
 from tidegate.fleet.topics import Topics, checked_name
 from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttDisconnected, MqttLink, MqttMessage, Will
 from tidegate.mqtt.loop import MqttLoop
+from tidegate.mqtt.session import PublishAck
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +54,7 @@ class FleetSync:
         backoff_cap_s: the longest wait between attempts to reach the broker.
         tls: for an address with `mqtts://`, see `MqttLink`.
         links: HOST:PORT where devices may dial this gateway.
+        rights: where it is kept whether the broker lets this gateway speak.
         ingest: takes what devices have stored, and sends its receipts by `send_receipt`; None: devices keep it.
     """
 
@@ -68,11 +71,13 @@ class FleetSync:
         tls: Callable[[], ssl.SSLContext] | None = None,
         links: tuple[str, ...] = (),
         ingest: Ingest | None = None,
+        rights: BrokerRights | None = None,
     ) -> None:
         self._topics = Topics(fleet)
         self._name = checked_name(gateway_name, "the gateway's name")
         # `or` would drop a register that is still empty, which is false.
         self.register = FleetRegister(self._topics, draw=draw) if register is None else register
+        self._rights = rights or BrokerRights(fleet, gateway_name)
         self._links = links
         self._ingest = ingest  # takes what devices have stored; None: they keep it
         subscriptions = self._topics.for_gateways
@@ -165,6 +170,8 @@ class FleetSync:
                 self._say_state(online=True)
                 self._heartbeat_at = self._connected_at = clock.now()
                 self._changed = True
+            case PublishAck():  # of our presence; nothing else asks for an answer
+                self._tell_rights(event.refusal)
             case MqttDisconnected():
                 self.register.control_plane(up=False, now=clock.now())
                 self._heartbeat_at = inf
@@ -217,7 +224,14 @@ class FleetSync:
 
     def _say_state(self, *, online: bool) -> bool:
         topic = self._topics.gateway_state(self._name)
-        return self._link.publish(topic, self._state(online=online), qos=1, retain=True)
+        return self._link.publish(topic, self._state(online=online), qos=1, retain=True, answered=online)
+
+    def _tell_rights(self, refusal: str) -> None:
+        words = self._rights.answered(refusal)
+        if words:
+            log.error(words, broker=str(self._link.url))
+        elif words is not None:
+            log.info("the broker lets this gateway speak", broker=str(self._link.url))
 
     def _state(self, *, online: bool) -> bytes:
         utc_ms = round(clock.utc_s() * 1000)

@@ -23,6 +23,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.catalog import Catalog
+from gateway.core.access.broker_rights import BrokerRights
 from gateway.core.estimate.service_cost import VariantCost
 from gateway.core.fleet.attestation import ATTESTATION_OFF
 from gateway.core.fleet.fleet import Fleet
@@ -40,10 +41,10 @@ MOST_OF_ONE_ID: Final = 10  # the hindsight of each walks over the whole flight 
 
 
 def admin_routes(
-    fleet: Fleet, catalog: Catalog, dispatcher: Dispatcher, refused: Mapping[str, str]
+    fleet: Fleet, catalog: Catalog, dispatcher: Dispatcher, refused: Mapping[str, str], broker_rights: BrokerRights
 ) -> list[web.RouteDef]:
     async def state(_request: web.Request) -> web.Response:
-        return web.json_response(state_of(fleet, catalog, clock.now(), refused))
+        return web.json_response(state_of(fleet, catalog, clock.now(), refused, broker_rights.refusal))
 
     async def decisions(request: web.Request) -> web.Response:
         sought, most, skip = _sought(request.query)
@@ -103,7 +104,9 @@ def _sought(query: Mapping[str, str]) -> tuple[RecordFilter, int, int]:
     return sought, most, skip
 
 
-def state_of(fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, str]) -> dict[str, Any]:
+def state_of(
+    fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, str], broker_refusal: str = ""
+) -> dict[str, Any]:
     return {
         "targets": [target_of(target, fleet, now) for target in fleet.targets.values()],
         "models": [
@@ -112,6 +115,7 @@ def state_of(fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, s
             for offered in [fleet.offered(manifest.name, manifest.version)]
         ],
         "refused": [{"device": device, "reason": reason} for device, reason in sorted(refused.items())],
+        "broker_refusal": broker_refusal,
     }
 
 

@@ -14,6 +14,7 @@ from aiohttp.typedefs import Middleware
 
 from gateway.catalog import Catalog
 from gateway.config.gateway import GatewayConfig
+from gateway.core.access.broker_rights import BrokerRights
 from gateway.core.admission.admission import Admission
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.versions.canary import CanaryRollout
@@ -44,6 +45,7 @@ def operator_routes(
     catalog: Catalog,
     dispatcher: Dispatcher,
     directory: Directory,
+    broker_rights: BrokerRights,
     admission: Admission,
     watch: ConsoleHistory | None,
     policy: str,
@@ -53,7 +55,7 @@ def operator_routes(
     """Return the admin port's routes; with the console's if `watch` is given."""
     recordings = TrafficRecorder(dispatcher.recorder, fleet, gateway=name, policy=policy)
     admin = [
-        *admin_routes(fleet, catalog, dispatcher, directory.refused),
+        *admin_routes(fleet, catalog, dispatcher, directory.refused, broker_rights),
         *device_routes(directory.devices),
         *log_level_routes(),
         web.get("/debug/recording", recordings.stream),

@@ -26,9 +26,11 @@ from edge_agent.config import EdgeConfig
 from edge_agent.core.reporting import AgentState
 from edge_agent.fleet.epoch import EpochStore
 from edge_agent.fleet.sync import EdgeSync
+from gateway.commands.status import status
 from gateway.fleet_sync.freshness import Freshness
 from gateway.fleet_sync.sync import FleetSync
 from tests.support.certificates import FleetPki
+from tests.support.gateway.app import configured, gateway_for
 from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto
 from tidegate import clock
 from tidegate.fleet.messages import GatewayState, encode
@@ -235,6 +237,37 @@ async def test_the_doctor_names_both_fleets_where_a_devices_is_not_the_gateways(
     assert "in the fleet demo" in found["broker"].words
     assert "fleet is demo" in found["fleet"].words and "gateway/main of the fleet f1" in found["fleet"].words
     assert "set `fleet: f1` here" in found["fleet"].advice
+
+
+@pytest.mark.parametrize(("in_fleet", "name"), [("demo", "main"), (FLEET, "other")])
+async def test_a_gateway_that_the_access_list_does_not_know_is_told_by_name_and_fleet(
+    fleet: Fleet, in_fleet: str, name: str
+) -> None:
+    tls = fleet.context(NAMES[0])
+    gateway = FleetSync(fleet.address(NAMES[0]), in_fleet, name, lambda: None, lambda: 0.5, tls=lambda: tls)
+    with capture_logs() as logs:
+        async with gateway:
+            await said(logs, "does not let this gateway speak")
+    (complaint,) = (one for one in logs if one["log_level"] == "error")
+    assert f"speak as {name} in the fleet {in_fleet} (Not authorized)" in complaint["event"]
+    assert "certificate" not in complaint["event"].split(", so ")[0], "nothing is wrong with it"
+
+
+@pytest.mark.parametrize("fleet", ["certificates"], indirect=True)
+async def test_status_says_that_the_broker_refuses_the_gateway(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(tmp_path, mqtt=fleet.address(NAMES[0]), tls=fleet.pki.config("gateway/main"), fleet="demo")
+    monkeypatch.setenv("SSL_CERT_FILE", str(fleet.pki.store.ca_cert))
+    async with gateway_for(config) as (gateway, _):
+        async with asyncio.timeout(10):
+            while not gateway.broker_rights.refusal:
+                await clock.sleep(0.01)
+        told = await asyncio.to_thread(CliRunner().invoke, status, ["--admin", gateway.addresses["admin"]])
+    assert told.exit_code == 0, told.output
+    assert "broker: the broker does not let this gateway speak as main in the fleet demo" in " ".join(
+        told.output.split()
+    )
 
 
 async def test_a_broker_that_lets_anybody_speak_as_anybody_is_told_of(tmp_path: Path) -> None:

@@ -95,6 +95,29 @@ def test_a_repository_of_ones_own_is_served_without_building_the_demo(tmp_path: 
         assert "building" not in stack.words
 
 
+def test_edges_after_the_first_start_side_by_side_with_its_figures(tmp_path: Path) -> None:
+    models = tmp_path / "mine"
+    add_paced("encoder", PacedCosts(edge_ms=((1, 20), (100, 40)), pool_ms=((1, 10), (1000, 20))), models)
+    with running(tmp_path, "--models", str(models), "--edges", "5") as stack:
+        assert len(stack.ready_targets()) == 6
+        assert "edge-2 to edge-5 warm up" in stack.words and "4 of 4" in stack.words
+        assert "edge-2: " not in stack.words and "✓ edge-3" not in stack.words
+        measured = {(tmp_path / f"edge-{number}" / "costs.json").read_bytes() for number in range(2, 6)}
+        assert len(measured) == 1, "measured once, by the first"
+        assert json.loads(measured.pop()) == json.loads((tmp_path / "edge-1" / "costs.json").read_bytes())
+
+
+def test_one_of_many_edges_that_cannot_start_fails_the_start_with_its_reason(tmp_path: Path) -> None:
+    models = tmp_path / "mine"
+    add_paced("encoder", PacedCosts(edge_ms=((1, 20),), pool_ms=((1, 10),)), models)
+    (tmp_path / "edge-4").write_text("a file where its folder for state should be")
+    failed = run_up(
+        "--models", str(models), "--edges", "5", "--data-dir", str(tmp_path), "--ports-from", str(free_ports(16))
+    )
+    assert failed.returncode == 1
+    assert "edge-4 did not start" in failed.stderr and "Traceback" not in failed.stderr
+
+
 def test_when_it_is_killed_itself_everyone_ends(digits: Path, tmp_path: Path) -> None:
     with running(tmp_path, "--models", str(digits), "--edges", "1") as stack:
         everyone = stack.everyone()

@@ -35,7 +35,10 @@ class BrokerUrl:
             raise ValueError(f"{public!r}: protocol is 5, 3.1.1 or auto, not {version!r}")
         username = unquote(parts.username) if parts.username else None
         password = unquote(parts.password) if parts.password else None
-        port = parts.port or _PORTS[parts.scheme]
+        try:
+            port = parts.port or _PORTS[parts.scheme]
+        except ValueError:  # which urllib words without the address
+            raise ValueError(f"{public!r} has no port from 1 to 65535; it reads like mqtt://host:1883") from None
         return cls(parts.hostname, port, username, password, cast(Version, version), secure=parts.scheme == "mqtts")
 
     def __str__(self) -> str:

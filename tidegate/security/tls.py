@@ -279,7 +279,7 @@ def tls_of(config: TlsConfig | None, identity: Callable[[], CertificateIdentity]
     return tls
 
 
-def check_encrypted(url: str | None, tls: Tls | None) -> None:
+def check_encrypted(url: str | None, tls: object) -> None:
     """Raises StartError for a broker without encryption beside a `tls` section: the gap would stay unnoticed."""
     if tls is not None and url is not None and not url.startswith("mqtts://"):
         # Without user and password, which a URL may hold.

@@ -85,12 +85,12 @@ def check(file: Path, role: str, elsewhere: bool) -> None:
       tidegate config check deploy/config/device.yaml --for edge --elsewhere
     """
     found = load(config_model(role), file)
-    problems = [*said_wrongly(found), *([] if elsewhere else missing_here(found))]
+    problems = [*said_wrongly(found), *([] if elsewhere else missing_here(found, role))]
     if problems:
         raise click.ClickException("\n".join(f"{file}: {one}" for one in problems))
     if not elsewhere:
         for one in taken_ports(found):
-            click.echo(f"{file}: note: {one} (by this very {role}, if it runs)", err=True)
+            click.echo(f"{file}: note: {one}", err=True)
     click.echo(f"{file}: a valid {role} configuration")
 
 

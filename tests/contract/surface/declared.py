@@ -46,7 +46,7 @@ def _names(group: str) -> Iterator[str]:
         yield "(its module)" if name == value else name  # a plugin is called as its module is: pytest loads it once
 
 
-def _loaded(group: str) -> dict[str, Any]:
+def loaded(group: str) -> dict[str, Any]:
     points = PROJECT["entry-points"][group].items()
     return {name: EntryPoint(name, value, group).load() for name, value in points}
 
@@ -54,7 +54,7 @@ def _loaded(group: str) -> dict[str, Any]:
 def commands() -> dict[str, Any]:
     """Every command with its arguments and options, by the words that call it."""
     found = dict(_parameters("tidegate", cli))
-    for name, command in _loaded(COMMANDS).items():
+    for name, command in loaded(COMMANDS).items():
         found |= _commands(f"tidegate {name}", command)
     return found
 
@@ -100,7 +100,7 @@ def _runs_alone(command: click.Command) -> bool:
 def configurations() -> dict[str, Any]:
     """Every key of the three processes' configuration, with the prefix of its variable in the environment."""
     found = {}
-    for role, model in _loaded(CONFIGS).items():
+    for role, model in loaded(CONFIGS).items():
         schema = model.model_json_schema()
         settings = model.model_config
         environment = {key: settings.get(key) for key in ("env_prefix", "env_nested_delimiter", "case_sensitive")}

@@ -159,6 +159,7 @@ async def _routes() -> dict[str, Any]:
         oip = OipRoutes(host, max_body_bytes=1)
         openai = openai_routes(host, stand_in, max_body_bytes=1)
         operators = operator_routes(
+            broker_rights=gateway.broker_rights,
             name="main",
             fleet=gateway.fleet,
             catalog=gateway.catalog,
@@ -255,7 +256,9 @@ async def _answers() -> dict[str, Any]:
         road = SimpleNamespace(devices=lambda _: (_device(),))
         watch = ScalingWatch(gateway.fleet, gateway.admission, ReplicaScaler(ScalingSpec()))
         tables = [
-            *admin_routes(gateway.fleet, gateway.catalog, gateway.dispatcher, {"kiosk": "its name"}),
+            *admin_routes(
+                gateway.fleet, gateway.catalog, gateway.dispatcher, {"kiosk": "its name"}, gateway.broker_rights
+            ),
             *device_routes(lambda: (_device(),)),
             *log_level_routes(),
             *trial_routes(gateway.trials),

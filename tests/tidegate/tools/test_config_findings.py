@@ -11,7 +11,11 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from tests.contract.pages.keys import ROLES
+from tests.contract.pages.keys import keys as keys_of
+from tests.support.certificates import FleetPki
 from tidegate.tools.config_cli import config
+from tidegate.tools.config_findings import FOLDERS, HOST_OF, MADE, MUST_EXIST, READ_IF_THERE
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -72,6 +76,133 @@ def test_a_folder_in_a_files_place_and_a_file_in_a_folders_are_named(tmp_path: P
     (tmp_path / "keys").mkdir()
     found = check(tmp_path, "edge", name="a", dial_key_file=str(tmp_path / "keys"), dial_out="always")
     assert "is a folder, not a file" in found.output
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        ("localhost", "127.0.0.1", True),
+        ("localhost", "::1", True),
+        ("LOCALHOST", "localhost", True),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("0.0.0.0", "127.0.0.2", True),
+        ("0.0.0.0", "::1", False),
+        ("::", "127.0.0.1", True),
+        ("", "10.0.0.1", True),
+        ("::1", "0:0:0:0:0:0:0:1", True),
+        ("0.0.0.0", "gateway.internal", True),
+        ("gateway.internal", "Gateway.internal", True),
+        ("gateway.internal", "127.0.0.1", False),
+    ],
+)
+def test_two_ports_of_one_number_clash_where_their_addresses_meet(
+    tmp_path: Path, one: str, other: str, meet: bool
+) -> None:
+    keys = {"host": one, "metrics_host": other, "http_port": 8100, "grpc_port": 8101, "metrics_port": 8100}
+    found = check(tmp_path, "gateway", "--elsewhere", admin_port=8103, **keys)
+    assert ("keys 'http_port' and 'metrics_port' are both 8100" in found.output) is meet, found.output
+    assert found.exit_code == int(meet)
+
+
+def test_a_section_with_a_host_of_its_own_is_no_clash_either(tmp_path: Path) -> None:
+    artifacts = {"folder": str(tmp_path / "files"), "host": "127.0.0.3", "port": 8000}
+    found = check(tmp_path, "gateway", "--elsewhere", mqtt="mqtt://broker", artifacts=artifacts)
+    assert found.exit_code == 0, found.output
+
+
+def test_an_address_that_is_not_this_machines_and_a_port_that_is_not_this_users_are_problems(tmp_path: Path) -> None:
+    found = check(tmp_path, "pool", model_repository=str(tmp_path), host="203.0.113.7")
+    assert found.exit_code == 1
+    assert "'203.0.113.7' is no address of this machine; 0.0.0.0 listens on all" in found.output
+
+
+@pytest.mark.parametrize(
+    ("mqtt", "words"),
+    [
+        ("mqtt://broker", "without encryption though 'tls' is set; write mqtts://"),
+        ("mqtts://broker:port", "'mqtts://broker:port' has no port from 1 to 65535; it reads like mqtt://host:1883"),
+        ("mqtts://broker:70000", "has no port from 1 to 65535"),
+        ("mqtts://broker?protocol=4", "protocol is 5, 3.1.1 or auto"),
+    ],
+)
+def test_a_brokers_address_that_cannot_be_is_found(tmp_path: Path, mqtt: str, words: str) -> None:
+    tls = {"cert": "tls.crt", "key": "tls.key", "ca": "ca.crt"}
+    found = check(tmp_path, "edge", "--elsewhere", name="kiosk-1", mqtt=mqtt, tls=tls)
+    assert (found.exit_code, words in found.output) == (1, True), found.output
+
+
+@pytest.mark.slow
+def test_a_certificate_of_another_name_and_a_key_of_another_certificate_are_found(tmp_path: Path) -> None:
+    pki = FleetPki(tmp_path / "pki")
+    (tmp_path / "models").mkdir()
+    own, others = pki.config("edge/kiosk-1"), pki.config("edge/kiosk-2")
+    ports = {"grpc_port": 0, "http_port": 0, "model_repository": str(tmp_path / "models")}
+    files = {"cert": str(own.cert), "key": str(own.key), "ca": str(own.ca)}
+    assert check(tmp_path, "edge", name="kiosk-1", tls=files, **ports).exit_code == 0
+    found = check(tmp_path, "edge", name="kiosk-9", tls=files, **ports)
+    assert found.exit_code == 1 and "edge/kiosk-1" in found.output and "kiosk-9" in found.output
+    found = check(tmp_path, "edge", name="kiosk-1", tls={**files, "key": str(others.key)}, **ports)
+    assert found.exit_code == 1 and "is not the key of" in found.output
+
+
+def test_a_manifest_that_cannot_be_read_is_found(tmp_path: Path) -> None:
+    (tmp_path / "models" / "encoder" / "1").mkdir(parents=True)
+    (tmp_path / "models" / "encoder" / "1" / "model.yaml").write_text("name: [")
+    found = check(tmp_path, "pool", model_repository=str(tmp_path / "models"))
+    assert found.exit_code == 1
+    assert "key 'model_repository': " in found.output and "encoder/1/model.yaml" in found.output
+
+
+def test_what_the_process_writes_itself_needs_a_place_and_need_not_be_there(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "file").write_text("")
+    ports = {"grpc_port": 0, "http_port": 0, "model_repository": str(tmp_path / "models")}
+    assert check(tmp_path, "edge", state_dir=str(tmp_path / "new" / "state"), **ports).exit_code == 0
+    for state, words in (
+        (tmp_path / "file", "is a file, not a folder; name a folder"),
+        (tmp_path / "file" / "state", f"cannot be made: '{tmp_path / 'file'}' is a file; name another path"),
+    ):
+        found = check(tmp_path, "edge", state_dir=str(state), **ports)
+        assert found.exit_code == 1 and words in found.output
+
+
+def test_every_key_with_a_path_is_in_one_of_the_three_sets() -> None:
+    """A new key must say whether its file has to be there; one that is gone must not stay."""
+    sets = (set(MUST_EXIST), set(MADE), set(READ_IF_THERE))
+    known = {key.path for role in ROLES for key in keys_of(role) if key.is_path}
+    assert sorted(path for one in sets for path in one) == sorted(known)
+    assert known >= FOLDERS
+
+
+def test_every_host_of_a_port_is_known() -> None:
+    keys = {key.path for role in ROLES for key in keys_of(role)}
+    own = {f"{path.removesuffix('host')}port": path for path in keys if path.endswith("host") and path != "host"}
+    assert {port: host for port, host in own.items() if port in keys} == HOST_OF
+
+
+def test_everything_that_is_not_there_says_what_brings_it(tmp_path: Path) -> None:
+    assert all(MUST_EXIST.values())
+    auth = {"keys_file": str(tmp_path / "keys.json")}
+    keys = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "admin_port"), 0)
+    found = check(tmp_path, "gateway", model_repository=str(tmp_path / "none"), auth=auth, **keys)
+    problems = [line for line in found.output.splitlines() if "key '" in line]
+    assert len(problems) == 2 and all("is not there; `tidegate" in one for one in problems), found.output
+
+
+def test_an_unknown_key_of_a_section_is_answered_with_that_sections_keys(tmp_path: Path) -> None:
+    said = str(check(tmp_path, "edge", tls={"cert": "a", "key": "b", "caa": "c"}).exception)
+    assert "unknown key 'tls.caa'; did you mean 'tls.ca'?" in said
+    assert "key 'tls.ca' is missing: The CA that the other parts' certificates must come from" in said
+    said = str(check(tmp_path, "gateway", targets=[{"name": "cloud", "adress": "a:1"}]).exception)
+    assert "unknown key 'targets.0.adress'; did you mean 'targets.0.address'?" in said
+    said = str(check(tmp_path, "gateway", tenants={"acme": {"xyzzy": 1}}).exception)
+    assert "unknown key 'tenants.acme.xyzzy'; known keys: burst_s, bytes_per_s, " in said
+
+
+def test_what_is_missing_is_told_without_the_secrets_beside_it(tmp_path: Path) -> None:
+    said = str(check(tmp_path, "pool", tracing={"headers": {"authorization": "secret"}}).exception)
+    assert "key 'tracing.endpoint' is missing: URL of a collector" in said
+    assert "secret" not in said
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

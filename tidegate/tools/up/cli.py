@@ -19,12 +19,14 @@ from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.tools.up import messages
 from tidegate.tools.up.children import ChildFailed
+from tidegate.tools.up.many_edges import memory_note
 from tidegate.tools.up.models import build_models, missing_models
 from tidegate.tools.up.plan import Options, Plan, PlanError, plan
 from tidegate.tools.up.ports import PortsTaken, check_free
 from tidegate.tools.up.screen import Screen
 from tidegate.tools.up.secure import prepare, secure
 from tidegate.tools.up.system import DirectoryInUse, System, only_one
+from tidegate.workers.vitals import free_bytes
 
 BROKER_ANSWERS_WITHIN_S: Final = 3.0
 STOPPING: Final = "stopping, when what is under way is answered … (Ctrl-C again: at once)"
@@ -172,6 +174,8 @@ async def _start(system: System, planned: Plan, options: Options, screen: Screen
         log_path = options.data_dir / "logs" / "build.log"
         with screen.step(f"building the demo models {', '.join(missing)} (once)") as step:
             await build_models(missing, options.models, log_path, step.update)
+    if note := memory_note(options.edges, options.models, (free_bytes() or (None,))[0]):
+        screen.say(note, "yellow")
     state = await system.start()
     screen.table(messages.process_rows(planned, system.pids, state))
     screen.say(f"\nlogs: {options.data_dir / 'logs'}")

@@ -11,8 +11,9 @@ machine talks to them directly.
 
 The order of `processes` is the order of starting. Pool and edges measure at warm-up what their work costs, and the
 placement trusts those figures: two that measure at once on one machine would both report twice the truth. So each
-starts when the one before is ready. The gateway comes last, so that a caller that reaches it reaches everything, and
-links just before it, so that their timelines do not run while others warm up; the broker's comes with the broker.
+starts when the one before is ready, but for edges after the first: they get its figures (`many_edges.py`) and may start
+side by side. The gateway comes last, so that a caller that reaches it reaches everything, and links just before it, so
+that their timelines do not run while others warm up; the broker's comes with the broker.
 """
 
 from __future__ import annotations
@@ -121,6 +122,15 @@ class Plan:
     metrics: str
     admin: str
     secure: Secure | None = None
+    at_once: int = 1  # how many of those that may start side by side do so
+
+    @property
+    def starts(self) -> tuple[tuple[ProcessPlan, ...], ...]:
+        """The processes in the order of starting; those that stand together may start side by side."""
+        edges = tuple(process for process in self.processes if process.role == "edge")
+        return tuple(
+            edges[1:] if process in edges[1:] else (process,) for process in self.processes if process not in edges[2:]
+        )
 
     @property
     def ports(self) -> tuple[PlannedPort, ...]:
@@ -161,6 +171,7 @@ def plan(options: Options) -> Plan:
         metrics=f"{scheme}://{here}:{first + 2}",
         admin=f"{scheme}://{LOOPBACK}:{first + 3}",
         secure=options.secure,
+        at_once=max(1, options.cores),
     )
 
 

@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -21,7 +21,9 @@ from typing import Any, BinaryIO, Final
 import aiohttp
 
 from tidegate import clock
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.tools.up.children import Child, ChildFailed, Event
+from tidegate.tools.up.many_edges import share_costs
 from tidegate.tools.up.plan import GATEWAY_DRAIN_S, Plan, ProcessPlan, Role
 from tidegate.tools.up.screen import ProgressStep, Screen
 
@@ -70,9 +72,14 @@ class System:
         Raises:
             ChildFailed: a part did not start.
         """
-        for process in self._plan.processes:
-            with self._screen.step(_title(process)) as self._step:
-                await self._start_one(process)
+        for together in self._plan.starts:
+            if len(together) == 1 or not await self._costs_are_known(together):
+                for process in together:
+                    with self._screen.step(_title(process)) as self._step:
+                        await self._start_one(process)
+            else:
+                with self._screen.step(f"{together[0].name} to {together[-1].name} warm up") as step:
+                    await self._start_together(together, step)
         with self._screen.step("gateway finds its targets") as self._step:
             state = await self._fleet_ready()
         self._step = None
@@ -89,6 +96,30 @@ class System:
 
     def __repr__(self) -> str:
         return f"<System {', '.join(map(repr, self._children))}>"
+
+    async def _costs_are_known(self, edges: Sequence[ProcessPlan]) -> bool:
+        """Whether these edges need not measure what models cost, since the first one has."""
+        first = next(process for process in self._plan.processes if process.role == "edge")
+        return await asyncio.to_thread(share_costs, first, edges)
+
+    async def _start_together(self, processes: Sequence[ProcessPlan], step: ProgressStep) -> None:
+        """Start all of them, so many at a time; the first failure ends the others."""
+        self._step = None  # their own words would be mixed
+        room, ready = asyncio.Semaphore(self._plan.at_once), 0
+
+        async def start(process: ProcessPlan) -> None:
+            nonlocal ready
+            async with room:
+                await self._start_one(process)
+            ready += 1
+            what = f"{process.name} is ready, {ready} of {len(processes)}"
+            step.update({"what": what, "done_ratio": ready / len(processes)})
+
+        tasks = [asyncio.create_task(start(one), name=f"start {one.name}") for one in processes]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            await cancel_and_wait(*tasks)
 
     async def _start_one(self, process: ProcessPlan) -> None:
         _keep_one_old_log(process.log_path)
