@@ -168,6 +168,7 @@ async def _routes() -> dict[str, Any]:
             watch=gateway.watch,
             policy="value",
             rollouts=lambda: (),
+            others=lambda _now: [],
             trials=gateway.trials,
         )
         admin = [
