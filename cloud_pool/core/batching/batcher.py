@@ -29,10 +29,11 @@ late, provable drop as in Clockwork (Gujarati et al., OSDI 2020).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf, nextafter
+
+from msgspec.structs import replace
 
 from cloud_pool.core.batching.batch_cost import BatchCost
 from cloud_pool.core.batching.closing_policies import policy_of

@@ -25,9 +25,10 @@ Source: Triton's dynamic batcher (docs/design/batching.md, "Policies to compare 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from cloud_pool.core.batching.arrival_rate import ArrivalRate
 from cloud_pool.core.batching.batch_cost import BatchCost

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from math import inf
+
+import msgspec
 
 from cloud_pool.core.batching.batcher import Batcher
 from cloud_pool.core.batching.grouping import WorkShape
@@ -26,8 +27,7 @@ from tidegate.models.manifest import Manifest, Variant
 from tidegate.oip.host import ModelStatistics, TimedCount
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSlice:
+class RequestSlice(msgspec.Struct, frozen=True):  # one a request, as a `QueueItem` is
     """One part of a request: its arrays, its extent in a batch, and its shape for grouping."""
 
     arrays: Arrays

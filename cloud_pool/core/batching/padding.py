@@ -18,9 +18,9 @@ Source: docs/design/batching.md, "Scheduler invariants" and "Padding and results
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,8 +33,7 @@ class WrongResults(Exception):
     """The model's outputs do not match the batch that went in."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True):  # one a request, as a `QueueItem` is
     """The part of a batch that is a member's: its rows, the length of its arrays, and real row lengths if known."""
 
     rows: int
