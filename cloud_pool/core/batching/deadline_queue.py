@@ -146,7 +146,11 @@ class DeadlineQueue:
         chunk = self._chunks[at]
         inside = bisect_left(chunk, ((key,),))
         count = sum(map(len, self._chunks[:at])) + inside
-        return count, sum(self._seconds[:at]) + sum(entry.alone_s for _, entry in chunk[:inside])
+        before_s = sum(self._seconds[:at])
+        if 2 * inside <= len(chunk):
+            return count, before_s + sum([entry.alone_s for _, entry in chunk[:inside]])
+        after_s = sum([entry.alone_s for _, entry in chunk[inside:]])  # most arrivals go to the end
+        return count, before_s + max(0.0, self._seconds[at] - after_s)
 
     def __iter__(self) -> Iterator[QueueEntry]:
         for chunk in self._chunks:
