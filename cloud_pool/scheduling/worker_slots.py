@@ -200,10 +200,7 @@ class WorkerSlots:
         return min((at for at in (*prepare, *rested) if at > now), default=inf)
 
     def any_free(self) -> bool:
-        for slot in self._slots.values():  # a loop, as a generator takes twice as long for the few that there are
-            if slot.running is None and not slot.retiring:
-                return True
-        return False
+        return any(slot.running is None and not slot.retiring for slot in self._slots.values())
 
     def busy_s(self, now: float) -> float:
         """Predicted seconds until one of the workers is free."""
