@@ -234,7 +234,7 @@ class PoolScheduler:
         if (level := level_of(job.parts[0].queued.priority)) != level_of(ask.priority):
             self.demoted[lane.key, str(level_of(ask.priority)), str(level)] += 1
         self._jobs.add(job)
-        self._wake(now)
+        self._wake(now, first=len(self._waiting) == len(job.parts))
         return job
 
     def _queued(self, piece: RequestSlice, ask: PoolRequest) -> QueueItem:
@@ -254,10 +254,12 @@ class PoolScheduler:
     def _forget(self, job: Job) -> None:
         """Forget a job whose caller has its answer or has left. Its part in a running batch is ignored at the end."""
         self._jobs.discard(job)
-        self._waiting.withdraw(job)
+        answer = job.answer
+        if not answer.done() or answer.cancelled() or answer.exception() is not None:  # else no part of it is left
+            self._waiting.withdraw(job)
+            # The exception was seen above, even when its caller was cancelled in the moment in which it was set.
+            answer.cancel()
         job.parts = []  # no cycle keeps its arrays longer than it lives
-        if not job.answer.cancel() and not job.answer.cancelled():
-            job.answer.exception()  # seen, even when its caller was cancelled in the moment in which it was set
 
     # Around: a batch for each free worker, and a timer for requests whose time runs out meanwhile.
 
@@ -331,10 +333,15 @@ class PoolScheduler:
                     late = DeadlineExceeded(f"no time is left for it after {waited_ms:.0f} ms here")
                     self._waiting.fail(part.job, late)
 
-    def _wake(self, now: float) -> None:
+    def _wake(self, now: float, *, first: bool = True) -> None:
+        """Args: first: whether nothing waited before: then the timer is not yet set for the workers' next instant."""
         self.look()
-        if not self.seats.any_free():  # else `dispatch` is about to arm the timer
+        if self.seats.any_free():
+            return  # `dispatch` is about to arm the timer
+        if first:
             self._arm(now, worker_free=False)
+        else:
+            self._arm_at(self.queues.next_wake(now, worker_free=False), now)
 
     def _arm(self, now: float, *, worker_free: bool) -> None:
         """Arm the timer; an earlier one is left alone, as it only arms again, which costs less than one a request."""
