@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.outcome import InvalidRequest
 from tidegate.types import Buffer, Datatype, Tensor
+
+# By datatype: numpy takes as long to read a type's name as to make the view.
+_DTYPES: Final = {datatype: np.dtype(datatype.numpy_name) for datatype in Datatype}
 
 
 def tensor_to_array(tensor: Tensor) -> NDArray[Any]:
@@ -31,7 +34,7 @@ def tensor_to_array(tensor: Tensor) -> NDArray[Any]:
             f"tensor {tensor.name!r}: {tensor.datatype.value}{list(tensor.shape)} needs {expected} bytes, "
             f"but {len(tensor.raw)} came"
         )
-    array: NDArray[Any] = np.frombuffer(tensor.raw, dtype=tensor.datatype.numpy_name).reshape(tensor.shape)
+    array: NDArray[Any] = np.frombuffer(tensor.raw, _DTYPES[tensor.datatype]).reshape(tensor.shape)
     return array
 
 
@@ -40,8 +43,8 @@ def array_to_tensor(name: str, array: NDArray[Any], datatype: Datatype) -> Tenso
     if datatype is Datatype.BYTES:
         raw = b"".join(struct.pack("<I", len(item)) + item for item in map(_as_bytes, array.reshape(-1)))
     else:
-        raw = np.ascontiguousarray(array, dtype=datatype.numpy_name).tobytes()
-    return Tensor(name, datatype, tuple(int(length) for length in array.shape), raw)
+        raw = np.ascontiguousarray(array, _DTYPES[datatype]).tobytes()
+    return Tensor(name, datatype, array.shape, raw)
 
 
 def split_bytes(raw: Buffer, *, name: str = "") -> list[bytes]:

@@ -61,7 +61,7 @@ class DeviceArbiter:
 
     def most_units(self, lane: ModelInstance) -> float:
         """The largest batch of a model instance that any worker could ever run."""
-        return max((lane.memory.most_units(memory) for memory in self._by_worker.values()), default=inf)
+        return max([lane.memory.most_units(memory) for memory in self._by_worker.values()], default=inf)
 
     def check(self, lane: ModelInstance, units: float) -> None:
         """Raise OutOfMemory for a request that no worker will ever have memory for."""

@@ -2,7 +2,8 @@
 
     PoolRequest ─▶ Job ─▶ JobPart … ─▶ InstanceQueue ─▶ Batch ─▶ PoolResult
 
-These classes hold the arrays, futures and callers that the pure core does not know; the scheduler acts on them.
+These classes hold the arrays, futures and callers that the pure core does not know; the scheduler acts on them. Those
+of which each request has one are msgspec structs, as a dataclass takes several times as long to make.
 
 `queues.py` decides which queue a job waits in.
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
 from cloud_pool.core.batching.batcher import Batcher
@@ -25,8 +27,7 @@ from tidegate.trace_context import Trace
 from tidegate.types import Accepted
 
 
-@dataclass(frozen=True, slots=True)
-class PoolRequest:
+class PoolRequest(msgspec.Struct, frozen=True, eq=False):
     """One checked request for one model instance. `units` is its work without padding; `deadline` is finite.
 
     `worker` names the only worker that may compute it; by default any may.
@@ -42,8 +43,7 @@ class PoolRequest:
     trace: Trace | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PoolResult:
+class PoolResult(msgspec.Struct, frozen=True, eq=False):
     """Outputs and their timing; `batch_rows` and `worker` are of the batch that the last part was in."""
 
     outputs: dict[str, NDArray[Any]]
@@ -63,22 +63,20 @@ class InstanceQueue:
     worker: str | None = None
 
 
-@dataclass(slots=True, eq=False)
-class Job:
+class Job(msgspec.Struct, eq=False):
     """A waiting caller's request."""
 
     queue: InstanceQueue
     ask: PoolRequest
     answer: asyncio.Future[PoolResult]
-    parts: list[JobPart] = field(default_factory=list)
+    parts: list[JobPart] = []
 
     @property
     def lane(self) -> ModelInstance:
         return self.queue.lane
 
 
-@dataclass(slots=True, eq=False)
-class JobPart:
+class JobPart(msgspec.Struct, eq=False):
     """A part of a job in the queue or in a batch, with its results once they are there."""
 
     job: Job

@@ -10,9 +10,9 @@ neither.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 import structlog
+from msgspec.structs import replace
 
 from cloud_pool.core.batching.isolation import MAX_DEATHS, MAX_STARVED, final_error, retry_groups
 from cloud_pool.scheduling.job import Batch, JobPart

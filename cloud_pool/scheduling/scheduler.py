@@ -93,28 +93,30 @@ class PoolScheduler:
         self._waiting = PendingParts(self.seats)
         self._retries = BatchRetries(self._waiting)
         self._jobs: set[Job] = set()
-        self._changed = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
-        self._server: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._due: asyncio.Handle | None = None  # the next dispatch
         self._runs: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def __aenter__(self) -> Self:
-        self._server = asyncio.create_task(self._serve(), name="scheduler")
+        self._loop = asyncio.get_running_loop()
+        self.look()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
-        if self._server is not None:
-            await asyncio.wait([self._server, *self._runs])
+        if self._runs:
+            await asyncio.wait(list(self._runs))
 
     def close(self) -> None:
         """Stop for good: every waiting request is answered now. Call it before the workers end, to end quietly."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        for task in (*self._runs, *([self._server] if self._server is not None else [])):
+        for handle in (self._timer, self._due):
+            if handle is not None:
+                handle.cancel()
+        for task in self._runs:
             task.cancel()
         for job in list(self._jobs):
             self._waiting.fail(job, Unreachable("the pool is shutting down"))
@@ -133,14 +135,14 @@ class PoolScheduler:
         """
         if worker not in self.seats:
             self.seats.add(worker, compute, restart_s=restart_s, standby=standby, now=clock.now())
-            self._changed.set()
+            self.look()
 
     def detach(self, worker: str, reason: str) -> None:
         """Remove a worker: refuse requests bound to it and, if none is left, those that cannot wait for the next."""
         if not self.seats.remove(worker, reason, clock.now()):
             return
         self.allotment.leave(worker)
-        self._changed.set()  # others may have the memory that it held, and a reserve its part
+        self.look()  # others may have the memory that it held, and a reserve its part
         self._waiting.fail_items(self.queues.drop(worker), WorkerDied(reason))
         if not self.seats:
             self._waiting.fail_hopeless(WorkerDied(reason))
@@ -176,8 +178,12 @@ class PoolScheduler:
             self._forget(job)
 
     def look(self) -> None:
-        """Dispatch again after a limit has changed, which no request and no end of a batch would trigger."""
-        self._changed.set()
+        """Dispatch in the next turn of the loop: what has changed until then is seen in one look.
+
+        Call it after a limit has changed, which no request and no end of a batch would trigger.
+        """
+        if self._due is None and self._loop is not None and not self._closed:
+            self._due = self._loop.call_soon(self._look)
 
     async def drained(self) -> None:
         """Wait until no request waits and no batch runs."""
@@ -215,10 +221,12 @@ class PoolScheduler:
 
     def _enqueue(self, queue: InstanceQueue, ask: PoolRequest) -> Job:
         job, lane = Job(queue, ask, asyncio.get_running_loop().create_future()), queue.lane
-        pieces = lane.pieces(ask.arrays, ask.units, self.allotment.most_units(lane))
-        self.allotment.check(lane, max(piece.shape.units for piece in pieces))
+        most_units = self.allotment.most_units(lane)
+        pieces = lane.pieces(ask.arrays, ask.units, most_units)
+        if (units := max([piece.shape.units for piece in pieces])) > most_units:
+            self.allotment.check(lane, units)
         job.parts = [JobPart(job, piece, self._queued(piece, ask)) for piece in pieces]
-        if any(self._waiting.is_hopeless(part) for part in job.parts):
+        if not self.seats and any(self._waiting.is_hopeless(part) for part in job.parts):
             raise WorkerDied(self.seats.absence)
         now = clock.now()
         lane.service.relax(now)
@@ -226,7 +234,7 @@ class PoolScheduler:
         if (level := level_of(job.parts[0].queued.priority)) != level_of(ask.priority):
             self.demoted[lane.key, str(level_of(ask.priority)), str(level)] += 1
         self._jobs.add(job)
-        self._wake(now)
+        self._wake(now, first=len(self._waiting) == len(job.parts))
         return job
 
     def _queued(self, piece: RequestSlice, ask: PoolRequest) -> QueueItem:
@@ -239,25 +247,25 @@ class PoolScheduler:
             return
         key, now = job.parts[0].queued.key, clock.now()
         count, ahead_s = self.queues.ahead(key)
-        own_s = sum(job.lane.alone_s(part.piece.shape) for part in job.parts)
+        own_s = sum([job.lane.alone_s(part.piece.shape) for part in job.parts])
         work_s = ahead_s / self.seats.width + own_s / min(self.seats.width, len(job.parts))
         job.ask.on_accepted(Accepted(self.in_flight + count, self.seats.busy_s(now) + work_s))
 
     def _forget(self, job: Job) -> None:
         """Forget a job whose caller has its answer or has left. Its part in a running batch is ignored at the end."""
         self._jobs.discard(job)
-        self._waiting.withdraw(job)
+        answer = job.answer
+        if not answer.done() or answer.cancelled() or answer.exception() is not None:  # else no part of it is left
+            self._waiting.withdraw(job)
+            # The exception was seen above, even when its caller was cancelled in the moment in which it was set.
+            answer.cancel()
         job.parts = []  # no cycle keeps its arrays longer than it lives
-        if not job.answer.cancel() and not job.answer.cancelled():
-            job.answer.exception()  # seen, even when its caller was cancelled in the moment in which it was set
 
     # Around: a batch for each free worker, and a timer for requests whose time runs out meanwhile.
 
-    async def _serve(self) -> None:
-        while True:
-            self._changed.clear()
-            self.dispatch()
-            await self._changed.wait()
+    def _look(self) -> None:
+        self._due = None
+        self.dispatch()
 
     def dispatch(self) -> None:
         """Give every free worker what is due now, and prepare the next batches where possible. Never raises."""
@@ -268,6 +276,8 @@ class PoolScheduler:
             self._arm_at(clock.now() + _AGAIN_S, clock.now())  # or no caller would hear when its time has run out
 
     def _give_out(self, now: float) -> None:
+        if not self._waiting and self.seats.standby is None:
+            return  # as after most batches of a quiet hour
         self._expire(now)
         self.queues.shared_by(self.seats.width)
         for slot in self.seats.free(now, lambda: self.queue_delay_s(now)):
@@ -323,10 +333,15 @@ class PoolScheduler:
                     late = DeadlineExceeded(f"no time is left for it after {waited_ms:.0f} ms here")
                     self._waiting.fail(part.job, late)
 
-    def _wake(self, now: float) -> None:
-        self._changed.set()
-        if not self.seats.any_free():  # else `dispatch` is about to arm the timer
+    def _wake(self, now: float, *, first: bool = True) -> None:
+        """Args: first: whether nothing waited before: then the timer is not yet set for the workers' next instant."""
+        self.look()
+        if self.seats.any_free():
+            return  # `dispatch` is about to arm the timer
+        if first:
             self._arm(now, worker_free=False)
+        else:
+            self._arm_at(self.queues.next_wake(now, worker_free=False), now)
 
     def _arm(self, now: float, *, worker_free: bool) -> None:
         """Arm the timer; an earlier one is left alone, as it only arms again, which costs less than one a request."""
@@ -353,11 +368,13 @@ class PoolScheduler:
     # Out: a batch's results, or its failure, to each of its members.
 
     async def _run(self, slot: WorkerSlot, batch: Batch, patience: float) -> None:
+        seen = False  # whether the next batch was looked for after the end of this one
         try:
             computed = await slot.compute(batch.lane.key, batch.arrays(), patience)
             self._record(slot, batch, computed)
             self.dispatch()  # the worker first, then the callers: it idles meanwhile
             self._settle(slot, batch, computed)
+            seen = True
         except ServeError as error:
             self._failed(slot, batch, error)
         except WrongResults as error:
@@ -366,18 +383,19 @@ class PoolScheduler:
             log.exception("a batch could not be run", lane=batch.lane.key, rows=batch.rows)
             self._waiting.fail_all(batch.parts, InternalError(f"{batch.lane.key}: {type(error).__name__}: {error}"))
         finally:
-            self._over(slot, batch)
+            self._over(slot, batch, seen=seen)
 
     def _left(self, slot: WorkerSlot, batch: Batch, run: asyncio.Task[None]) -> None:
         """End the batch of a task that was cancelled before its first step, as no `finally` of the task runs then."""
         self._runs.discard(run)
         if batch.run is not None:
-            self._over(slot, batch)
+            self._over(slot, batch, seen=False)
 
-    def _over(self, slot: WorkerSlot, batch: Batch) -> None:
+    def _over(self, slot: WorkerSlot, batch: Batch, *, seen: bool) -> None:
         self._end(slot, batch)
         batch.close()
-        self._changed.set()
+        if not seen:
+            self.look()
 
     def _end(self, slot: WorkerSlot, batch: Batch) -> None:
         now = clock.now()
@@ -403,13 +421,14 @@ class PoolScheduler:
             self._settle_job(part.job, rows, slot.name)
 
     def _settle_job(self, job: Job, batch_rows: int, worker: str) -> None:
-        done = [part.outputs for part in job.parts if part.outputs is not None]
-        if len(done) < len(job.parts) or job.answer.done():
+        parts = job.parts
+        done = [part.outputs for part in parts if part.outputs is not None]
+        if len(done) < len(parts) or job.answer.done():
             return
         self.took_s.append(clock.now() - job.ask.arrived_at)
-        queue_s = max(0.0, min(part.began_at for part in job.parts) - job.ask.arrived_at)
-        batch_wait_s = min(queue_s, max(0.0, min(part.batch_wait_s for part in job.parts)))
-        compute_s = sum(part.compute_s for part in job.parts)
+        queue_s = max(0.0, min([part.began_at for part in parts]) - job.ask.arrived_at)
+        batch_wait_s = min(queue_s, max(0.0, min([part.batch_wait_s for part in parts])))
+        compute_s = sum([part.compute_s for part in parts])
         outputs = job.lane.layout.join_rows(done)
         job.answer.set_result(PoolResult(outputs, queue_s, compute_s, batch_rows, worker, batch_wait_s))
 

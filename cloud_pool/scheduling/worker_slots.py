@@ -200,13 +200,13 @@ class WorkerSlots:
         return min((at for at in (*prepare, *rested) if at > now), default=inf)
 
     def any_free(self) -> bool:
-        return any(slot.is_free for slot in self)
+        return any(slot.running is None and not slot.retiring for slot in self._slots.values())
 
     def busy_s(self, now: float) -> float:
         """Predicted seconds until one of the workers is free."""
         if not self._slots:
             return max(0.0, self.back_at - now)
-        return min(slot.busy_for_s(now) for slot in self._serving() or self)
+        return min([slot.busy_for_s(now) for slot in self._serving() or self])
 
     @property
     def width(self) -> int:
@@ -215,7 +215,13 @@ class WorkerSlots:
 
     @property
     def in_flight(self) -> int:
-        return sum(len(batch.parts) for slot in self for batch in (slot.running, slot.prepared) if batch is not None)
+        count = 0
+        for slot in self._slots.values():
+            if slot.running is not None:
+                count += len(slot.running.parts)
+            if slot.prepared is not None:
+                count += len(slot.prepared.parts)
+        return count
 
     def _serving(self) -> list[WorkerSlot]:
         helps = self.standby is not None and bool(self.standby.reason)

@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from cloud_pool.core.batching.dedup import Urgency, input_fingerprint, joint_urgency
 from cloud_pool.scheduling.job import PoolRequest, PoolResult

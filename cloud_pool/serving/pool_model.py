@@ -145,7 +145,10 @@ class PoolModel:
             )
             return self._counted(key, ask)
 
-        answer = await self._sequences.remembering(self._manifest, call.request.parameters, computation.arrays, run)
+        if self._manifest.sequence is None:  # nothing is remembered
+            answer = await run(computation.arrays)
+        else:
+            answer = await self._sequences.remembering(self._manifest, call.request.parameters, computation.arrays, run)
         return Computed(
             answer.outputs,
             answer.queue_s,

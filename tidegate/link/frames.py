@@ -281,4 +281,4 @@ def _micros(seconds: float) -> int:
 
 
 def _uint32(number: int) -> int:
-    return min(max(number, 0), _MAX_UINT32)
+    return number if 0 <= number <= _MAX_UINT32 else min(max(number, 0), _MAX_UINT32)

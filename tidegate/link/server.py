@@ -28,7 +28,7 @@ from tidegate.link.outbox import Outbox, Parcel
 from tidegate.link.session import KeepaliveTiming, LinkLost, LinkSession, MessageStream
 from tidegate.oip.check import checker_of
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
-from tidegate.oip.grpc.codec import message_from_response, request_from_bytes
+from tidegate.oip.grpc.codec import bytes_from_response, request_from_bytes
 from tidegate.oip.host import ModelHost
 from tidegate.outcome import InternalError, Overloaded, ServeError
 from tidegate.rpc import link_pb2
@@ -241,7 +241,7 @@ class LinkServer:
 
     async def _answer(self, id: int, reply: Reply) -> None:
         answered = AnswerFrame(
-            message=message_from_response(reply.response).SerializeToString(),
+            message=bytes_from_response(reply.response),
             queue_s=reply.stages.get("queue", 0.0),
             compute_s=reply.stages.get("compute", 0.0),
             batch_size=reply.batch_size,

@@ -29,10 +29,11 @@ late, provable drop as in Clockwork (Gujarati et al., OSDI 2020).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf, nextafter
+
+from msgspec.structs import replace
 
 from cloud_pool.core.batching.batch_cost import BatchCost
 from cloud_pool.core.batching.closing_policies import policy_of
@@ -93,6 +94,7 @@ class Batcher:
         self._preferred = frozenset(preferred_batch_size if policy == "window" else ())
         self._max_queue_size = max_queue_size
         self._queue_policies = queue_policies or QueuePolicies()
+        self._is_open = self._queue_policies.is_open
         self._queue = DeadlineQueue()
         self._delays: list[
             tuple[float, int]
@@ -115,8 +117,8 @@ class Batcher:
         if not readmit:
             items = self._placed(items)
         entries = [self._entry(item, timed=not readmit) for item in items]
-        least_s = EARLY_DROP_RATIO * sum(entry.alone_s for entry in entries)
-        left_s = min(item.deadline for item in items) - now
+        least_s = EARLY_DROP_RATIO * sum([entry.alone_s for entry in entries])
+        left_s = min([item.deadline for item in items]) - now
         if least_s >= left_s:
             raise DeadlineExceeded(
                 f"{max(left_s, 0.0) * 1e3:.0f} ms are left, but this takes at least {least_s * 1e3:.0f} ms"
@@ -224,7 +226,7 @@ class Batcher:
         waiting, priority = len(self._queue), items[0].priority
         if waiting and waiting + len(items) > self._max_queue_size:
             raise self._full(f"{waiting} of {self._max_queue_size} wait")
-        if self._has_room(priority, len(items)):
+        if self._is_open or self._has_room(priority, len(items)):
             return items
         lower = self._queue_policies.fallback_levels(priority)
         level = next((level for level in lower if self._has_room(level, len(items))), None)
@@ -249,11 +251,15 @@ class Batcher:
             item,
             item.key,
             alone_s,
-            min(infeasible_at, self._queue_policies.rejected_at(item)) if timed else infeasible_at,
+            min(infeasible_at, self._queue_policies.rejected_at(item))
+            if timed and not self._is_open
+            else infeasible_at,
         )
 
     def _time(self, item: QueueItem) -> None:
         """Note when the item loses its place; entries of items that left are dropped once they are the majority."""
+        if self._is_open:
+            return
         if (delayed_at := self._queue_policies.delayed_at(item)) < inf:
             heappush(self._delays, (delayed_at, item.id))
         if len(self._delays) > 2 * len(self._queue) + SLACK:

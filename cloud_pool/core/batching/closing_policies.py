@@ -25,9 +25,10 @@ Source: Triton's dynamic batcher (docs/design/batching.md, "Policies to compare 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from cloud_pool.core.batching.arrival_rate import ArrivalRate
 from cloud_pool.core.batching.batch_cost import BatchCost
@@ -110,6 +111,8 @@ class DeadlinePolicy:
         self._demand.record(self._sharing_ratio * entry.alone_s, slack_s, now)
 
     def choose(self, candidates: Sequence[QueueEntry], now: float) -> list[QueueEntry]:
+        if len(candidates) == 1:
+            return list(candidates)
         # A batch cannot be interrupted: it takes at most a share of the slack that a tight arrival would have.
         blocking_s = max(BLOCKING_RATIO * self._demand.tight_s, _FEWEST_CALLS * self._cost.predict_s(0.0, 1.0))
         limits = replace(self.limits, max_s=blocking_s)
@@ -144,14 +147,15 @@ class DeadlinePolicy:
         members = [candidates[index].item for index in run]
         shape = padded_shape([item.shape for item in members])
         batch_s = self._cost.predict_s(shape.units, shape.length)
+        oldest_at = min([item.arrived_at for item in members])
         return BatchCandidate(
             members=tuple(run),
             cost_s=batch_s,
-            due_at=min(item.deadline for item in members),
-            weight=sum(WEIGHTS[level_of(item.priority)] for item in members),
-            guard_s=GUARD_S + GUARD_RATIO * min(item.deadline - item.arrived_at for item in members),
+            due_at=min([item.deadline for item in members]),
+            weight=sum([WEIGHTS[level_of(item.priority)] for item in members]),
+            guard_s=GUARD_S + GUARD_RATIO * min([item.deadline - item.arrived_at for item in members]),
             held_bytes=1.0 if bytes_of is None else max(1.0, bytes_of(shape.units)),
-            patient_until=min(item.arrived_at for item in members) + PASSED_CALLS * batch_s,
+            patient_until=oldest_at + PASSED_CALLS * batch_s,
         )
 
     def __repr__(self) -> str:

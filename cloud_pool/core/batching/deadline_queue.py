@@ -23,9 +23,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
+
+import msgspec
 
 from cloud_pool.core.batching.queue_item import QueueItem
 from tidegate.priority import level_of
@@ -36,8 +37,7 @@ SLACK = 64
 _Place = tuple[float, float, int]  # key, arrival, number
 
 
-@dataclass(frozen=True, slots=True)
-class QueueEntry:
+class QueueEntry(msgspec.Struct, frozen=True):  # one a request, as a `QueueItem` is
     """A waiting item with its place, its cost alone, and the instant at which it becomes infeasible."""
 
     item: QueueItem
@@ -146,7 +146,11 @@ class DeadlineQueue:
         chunk = self._chunks[at]
         inside = bisect_left(chunk, ((key,),))
         count = sum(map(len, self._chunks[:at])) + inside
-        return count, sum(self._seconds[:at]) + sum(entry.alone_s for _, entry in chunk[:inside])
+        before_s = sum(self._seconds[:at])
+        if 2 * inside <= len(chunk):
+            return count, before_s + sum([entry.alone_s for _, entry in chunk[:inside]])
+        after_s = sum([entry.alone_s for _, entry in chunk[inside:]])  # most arrivals go to the end
+        return count, before_s + max(0.0, self._seconds[at] - after_s)
 
     def __iter__(self) -> Iterator[QueueEntry]:
         for chunk in self._chunks:

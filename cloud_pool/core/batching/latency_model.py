@@ -37,12 +37,12 @@ Control 1993; Huber, "Robust Estimation of a Location Parameter", 1964; the clip
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
 from math import exp, inf, log, sqrt
 from statistics import NormalDist
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -60,12 +60,32 @@ _WINDOW: Final = 64  # residuals that quantiles are read from
 _COLD_COUNT: Final = 19
 _INSTANT_S: Final = 1e-6
 
-_PRIOR: Final = np.array([1.0, 1.0, 0.0])
-LEAST: Final = np.array([1 / 16, 0.0, 0.0])  # a call never becomes free
+_PRIOR: Final = (1.0, 1.0, 0.0)
+LEAST: Final = (1 / 16, 0.0, 0.0)  # a call never becomes free
 _TOGETHER: Final = 0.5  # standard deviations before anything is known: of all coefficients together,
 _APART: Final = (0.3, 0.2, 0.2)  # and of each by itself
-_PRIOR_INFORMATION: Final = np.linalg.inv(_TOGETHER**2 * np.outer(_PRIOR, _PRIOR) + np.diag(np.square(_APART)))
 _OBSERVED: Final = 0.05**-2  # information of one batch; replayed: less leaves the table too much weight
+_RELAX_EVERY_S: Final = 0.25  # one step of forgetting is as good as many small ones, and each request would take one
+
+Vector = tuple[float, float, float]
+# A symmetric matrix of three, row by row from its diagonal on. Every batch updates one and solves for it, and for so
+# few numbers a call of numpy takes longer than all of its arithmetic.
+Symmetric = tuple[float, float, float, float, float, float]
+
+
+def _prior_information() -> Symmetric:
+    inverse = np.linalg.inv(_TOGETHER**2 * np.outer(_PRIOR, _PRIOR) + np.diag(np.square(_APART)))
+    (aa, ab, ac), (_, bb, bc), (_, _, cc) = inverse.tolist()
+    return aa, ab, ac, bb, bc, cc
+
+
+def _times(matrix: Symmetric, vector: Vector) -> Vector:
+    (aa, ab, ac, bb, bc, cc), (a, b, c) = matrix, vector
+    return aa * a + ab * b + ac * c, ab * a + bb * b + bc * c, ac * a + bc * b + cc * c
+
+
+_PRIOR_INFORMATION: Final = _prior_information()
+_PRIOR_SUM: Final = _times(_PRIOR_INFORMATION, _PRIOR)
 
 
 class LatencyModel:
@@ -79,9 +99,9 @@ class LatencyModel:
         self._fixed_s = self.table.seconds[0]
         self._far = np.array([*self._units, self._units[-1] + 1e9])
         self._far_s = np.array([*self._rest_s, self._rest_s[-1] + 1e9 * self._slopes[-1]])
-        self._information = _PRIOR_INFORMATION.copy()
-        self._sum = _PRIOR_INFORMATION @ _PRIOR
-        self._a, self._b, self._c = 1.0, 1.0, 0.0
+        self._information = _PRIOR_INFORMATION
+        self._sum = _PRIOR_SUM
+        self._a, self._b, self._c = _PRIOR
         self._variance = COLD_SIGMA**2
         cold = NormalDist(0.0, COLD_SIGMA)
         self._residuals = deque((cold.inv_cdf((n + 0.5) / _COLD_COUNT) for n in range(_COLD_COUNT)), _WINDOW)
@@ -107,9 +127,7 @@ class LatencyModel:
         """Learn from a computed batch."""
         predicted_s = self.predict_s(units, length)
         observed_s = max(observed_s, _INSTANT_S)
-        residual = log(observed_s / predicted_s)
-        self._residuals.append(residual)
-        self._sorted = sorted(self._residuals)
+        self._notice(log(observed_s / predicted_s))
         # Huber: the relative error is clipped at WINSOR sigmas; the variance follows the clipped error, so that
         # repeated large errors open the clip.
         limit = WINSOR * self.sigma
@@ -117,22 +135,25 @@ class LatencyModel:
         self._variance += _SIGMA_WEIGHT * (error * error - self._variance)
         # Recursive least squares in information form: forget towards the prior, add this batch, solve.
         rest_s = self._rest(units)
-        seen = np.array([self._fixed_s, rest_s, rest_s * length / LENGTH]) / predicted_s
-        self._information = self._blend(self._information, _PRIOR_INFORMATION) + _OBSERVED * np.outer(seen, seen)
-        self._sum = self._blend(self._sum, _PRIOR_INFORMATION @ _PRIOR) + _OBSERVED * (1.0 + error) * seen
-        self._become(_bounded(self._information, self._sum))
+        a, b, c = self._fixed_s / predicted_s, rest_s / predicted_s, rest_s * length / LENGTH / predicted_s
+        seen = (a * a, a * b, a * c, b * b, b * c, c * c)
+        self._information = _blended(self._information, _PRIOR_INFORMATION, seen, _OBSERVED)
+        self._sum = _blended(self._sum, _PRIOR_SUM, (a, b, c), _OBSERVED * (1.0 + error))
+        self._a, self._b, self._c = _bounded(self._information, self._sum)
         self.count += 1
         self._idle_since = None
 
     def relax(self, now: float) -> None:
         """Forget a little for the time since the last `relax`, if nothing was recorded since."""
-        if self._idle_since is not None:
+        if self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= _RELAX_EVERY_S:
             # What was learned decays towards the prior, exponentially with the idle time.
-            kept = exp(-max(0.0, now - self._idle_since) / FORGET_S)
-            learned = np.array([self._a, self._b, self._c])
-            self._become(_PRIOR + kept * (learned - _PRIOR))
-            self._sum = self._information @ np.array([self._a, self._b, self._c])
-        self._idle_since = now
+            kept = exp(-(now - self._idle_since) / FORGET_S)
+            a, b, c = _PRIOR
+            self._a, self._b, self._c = a + kept * (self._a - a), b + kept * (self._b - b), c + kept * (self._c - c)
+            self._sum = _times(self._information, self.coefficients)
+            self._idle_since = now
 
     @property
     def sigma(self) -> float:
@@ -154,13 +175,12 @@ class LatencyModel:
         left = bisect_right(points, units) - 1
         return self._rest_s[left] + self._slopes[left] * (units - points[left])
 
-    def _become(self, coefficients: Numbers) -> None:
-        self._a, self._b, self._c = coefficients.tolist()
-
-    @staticmethod
-    def _blend(known: Numbers, prior: Numbers) -> Numbers:
-        blended: Numbers = MEMORY * known + (1.0 - MEMORY) * prior
-        return blended
+    def _notice(self, residual: float) -> None:
+        """Keep the residual among the last `_WINDOW`, also in order."""
+        if len(self._residuals) == _WINDOW:
+            del self._sorted[bisect_left(self._sorted, self._residuals[0])]
+        self._residuals.append(residual)
+        insort(self._sorted, residual)
 
 
 def _monotone(table: CostTable) -> tuple[list[float], list[float], list[float]]:
@@ -175,18 +195,48 @@ def _monotone(table: CostTable) -> tuple[list[float], list[float], list[float]]:
     return table.units, rest_s, [*slopes, slopes[-1]]
 
 
-def _bounded(information: Numbers, total: Numbers) -> Numbers:
+Numbers3 = TypeVar("Numbers3", Vector, Symmetric)
+
+
+def _blended(known: Numbers3, prior: Numbers3, seen: Numbers3, weight: float) -> Numbers3:
+    """What is known, decayed towards the prior, with what was seen now."""
+    triples = zip(known, prior, seen, strict=True)
+    return tuple([MEMORY * one + (1.0 - MEMORY) * before + weight * now for one, before, now in triples])  # type: ignore[return-value]
+
+
+def _bounded(information: Symmetric, total: Vector) -> Vector:
     """The least squares' solution with no coefficient below its LEAST."""
     # Active set: solve for the free coefficients, fix the one that is furthest below its bound, and solve again.
-    free, found = [0, 1, 2], LEAST.copy()
+    free, found = [0, 1, 2], list(LEAST)
     while free:
-        held = [one for one in range(3) if one not in free]
-        known = information[np.ix_(free, held)] @ LEAST[held]
-        found[free] = np.linalg.solve(information[np.ix_(free, free)], total[free] - known)
-        below = found[free] - LEAST[free]
-        if below.min() >= 0.0:
+        for at, value in zip(free, _solved(information, total, free), strict=True):
+            found[at] = value
+        below, worst = min((found[at] - LEAST[at], at) for at in free)
+        if below >= 0.0:
             break
-        worst = free[int(below.argmin())]
         found[worst] = LEAST[worst]
         free.remove(worst)
+    return found[0], found[1], found[2]
+
+
+_AT: Final = ((0, 1, 2), (1, 3, 4), (2, 4, 5))  # where a symmetric matrix keeps each of its entries
+
+
+def _solved(information: Symmetric, total: Vector, free: Sequence[int]) -> list[float]:
+    """The free coefficients by Gaussian elimination, where the others are LEAST. The matrix is positive definite."""
+    held = [at for at in (0, 1, 2) if at not in free]
+    rows = [
+        [information[_AT[row][at]] for at in free]
+        + [total[row] - sum([information[_AT[row][at]] * LEAST[at] for at in held])]
+        for row in free
+    ]
+    for at, pivot in enumerate(rows):
+        for below in rows[at + 1 :]:
+            factor = below[at] / pivot[at]
+            for column in range(at, len(pivot)):
+                below[column] -= factor * pivot[column]
+    found = [0.0] * len(rows)
+    for at in reversed(range(len(rows))):
+        known = sum([rows[at][later] * found[later] for later in range(at + 1, len(rows))])
+        found[at] = (rows[at][-1] - known) / rows[at][at]
     return found

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from math import inf
+
+import msgspec
 
 from cloud_pool.core.batching.batcher import Batcher
 from cloud_pool.core.batching.grouping import WorkShape
@@ -26,8 +27,7 @@ from tidegate.models.manifest import Manifest, Variant
 from tidegate.oip.host import ModelStatistics, TimedCount
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSlice:
+class RequestSlice(msgspec.Struct, frozen=True):  # one a request, as a `QueueItem` is
     """One part of a request: its arrays, its extent in a batch, and its shape for grouping."""
 
     arrays: Arrays
@@ -77,11 +77,14 @@ class ModelInstance:
 
     def pieces(self, arrays: Arrays, units: float, most_units: float = inf) -> list[RequestSlice]:
         """A checked request in parts, each of which fits into a batch and into `most_units`, if a single row does."""
-        rows, most = self.layout.extent(arrays).rows, min(self._max_work, most_units)
-        per_row = units / max(rows, 1)
+        extent, most = self.layout.extent(arrays), min(self._max_work, most_units)
+        per_row = units / max(extent.rows, 1)
         fitting = int(most / per_row) if per_row > 0.0 and most < inf else self._max_rows
-        parts = self.layout.split_rows(arrays, max(1, min(self._max_rows, fitting)))
-        return [self._piece(part, per_row) for part in parts]
+        most_rows = max(1, min(self._max_rows, fitting))
+        if extent.rows <= most_rows:
+            return [self._piece(arrays, extent, per_row)]
+        parts = self.layout.split_rows(arrays, most_rows)
+        return [self._piece(part, self.layout.extent(part), per_row) for part in parts]
 
     def alone_s(self, shape: WorkShape) -> float:
         """Predicted seconds of a request by itself."""
@@ -94,8 +97,7 @@ class ModelInstance:
         self.statistics.last_inference_ms = int(utc_s * 1e3)
         self.statistics.batches.setdefault(rows, TimedCount()).add(compute_s)
 
-    def _piece(self, arrays: Arrays, units_per_row: float) -> RequestSlice:
-        extent = self.layout.extent(arrays)
+    def _piece(self, arrays: Arrays, extent: Extent, units_per_row: float) -> RequestSlice:
         shape = self._shape(extent, units_per_row)
         kind = self.layout.kind(arrays) if self.layout.joins_rows else next(self._loners)
         return RequestSlice(arrays, extent, shape, kind)

@@ -18,23 +18,23 @@ Source: docs/design/batching.md, "Scheduler invariants" and "Padding and results
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.models.manifest import Manifest, TensorSpec
 
 Arrays = Mapping[str, NDArray[Any]]
+_MOST_KINDS: Final = 1024
 
 
 class WrongResults(Exception):
     """The model's outputs do not match the batch that went in."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True):  # one a request, as a `QueueItem` is
     """The part of a batch that is a member's: its rows, the length of its arrays, and real row lengths if known."""
 
     rows: int
@@ -49,19 +49,30 @@ class BatchLayout:
         pad_axis = manifest.batching.pad_axis
         self._outputs = tuple(spec.name for spec in manifest.outputs)
         self._pad_dims = {spec.name: _dims(spec, pad_axis) for spec in manifest.inputs}
+        self._lengths = [(name, dim) for name, dims in self._pad_dims.items() for dim in dims]
         self._output_pad_dims = {spec.name: _dims(spec, pad_axis) for spec in manifest.outputs}
         firsts = {spec.shape[0] if spec.shape else None for spec in (*manifest.inputs, *manifest.outputs)}
+        self._kinds: dict[Hashable, Hashable] = {}  # by names, types and shapes, which most requests share with others
         self.joins_rows = len(firsts) == 1 and isinstance(next(iter(firsts)), str)
 
     def extent(self, arrays: Arrays) -> Extent:
         """The rows and the length of a checked request; 1 where the model has none."""
         rows = next(iter(arrays.values())).shape[0] if self.joins_rows and arrays else 1
-        lengths = (arrays[name].shape[dim] for name, dims in self._pad_dims.items() if name in arrays for dim in dims)
-        return Extent(rows, next(lengths, 1))
+        for name, dim in self._lengths:
+            if name in arrays:
+                return Extent(rows, arrays[name].shape[dim])
+        return Extent(rows, 1)
 
     def kind(self, arrays: Arrays) -> Hashable:
         """A value that is equal for requests that may share a batch; meaningful only where `joins_rows`."""
-        return tuple(sorted((name, array.dtype.str, self._fixed(name, array)) for name, array in arrays.items()))
+        described = tuple([(name, array.dtype, array.shape) for name, array in arrays.items()])
+        kind = self._kinds.get(described)
+        if kind is None:
+            if len(self._kinds) >= _MOST_KINDS:
+                self._kinds.clear()
+            kind = tuple(sorted((name, array.dtype.str, self._fixed(name, array)) for name, array in arrays.items()))
+            self._kinds[described] = kind
+        return kind
 
     def stack(self, members: Sequence[Arrays]) -> Arrays:
         """The arrays of one batch. Those of a single member are returned unchanged."""

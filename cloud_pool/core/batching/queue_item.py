@@ -6,8 +6,9 @@ It has a file of its own because the batcher and all parts of the batcher use it
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from cloud_pool.core.batching.grouping import WorkShape
 from tidegate.priority import order_key
@@ -15,8 +16,7 @@ from tidegate.priority import order_key
 FAR_S: Final = 30.0  # a farther deadline counts as this one, so that no request is overtaken for ever
 
 
-@dataclass(frozen=True, slots=True)
-class QueueItem:
+class QueueItem(msgspec.Struct, frozen=True):  # one a request: a frozen dataclass takes five times as long to make
     """One request, or one part of a large one, as the batcher sees it. Instants are of one monotonic clock."""
 
     id: int

@@ -37,6 +37,12 @@ class QueuePolicies:
     default: QueuePolicy = field(default_factory=QueuePolicy)
     by_level: Mapping[int, QueuePolicy] = field(default_factory=dict)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether no level has a limit of its own, neither of requests nor of time."""
+        every = (self.default, *self.by_level.values())
+        return not any(policy.max_queue_size or policy.default_timeout_microseconds for policy in every)
+
     def of(self, priority: int) -> QueuePolicy:
         return self.by_level.get(level_of(priority), self.default)
 

@@ -193,6 +193,57 @@ def message_from_response(
     return message
 
 
+def bytes_from_response(response: InferResponse) -> bytes:
+    """The answer as the serialized message; what answers of one shape have in common is serialized once.
+
+    Protobuf joins messages by concatenation, so the rest is written behind it without making a message.
+    """
+    if response.parameters or any(tensor.parameters for tensor in response.outputs):
+        return message_from_response(response).SerializeToString()
+    parts: list[Buffer] = [
+        _response_head(
+            response.model_name,
+            response.model_version,
+            tuple([(tensor.name, tensor.datatype, tensor.shape) for tensor in response.outputs]),
+        )
+    ]
+    if response.id:
+        spelled = response.id.encode()
+        parts += (_ID_TAG, _varint(len(spelled)), spelled)
+    for tensor in response.outputs:
+        parts += (_RAW_OUTPUT_TAG, _varint(len(tensor.raw)), tensor.raw)
+    return b"".join(parts)
+
+
+# The tag of a field of bytes: its number, shifted by three bits, and the wire type 2.
+_ID_TAG: Final = bytes([oip_pb2.ModelInferResponse.DESCRIPTOR.fields_by_name["id"].number << 3 | 2])
+_RAW_OUTPUT_TAG: Final = bytes(
+    [oip_pb2.ModelInferResponse.DESCRIPTOR.fields_by_name["raw_output_contents"].number << 3 | 2]
+)
+
+
+@lru_cache(maxsize=1024)
+def _response_head(
+    model_name: str, model_version: str, outputs: tuple[tuple[str, Datatype, tuple[int, ...]], ...]
+) -> bytes:
+    message = oip_pb2.ModelInferResponse(model_name=model_name, model_version=model_version)
+    for name, datatype, shape in outputs:
+        message.outputs.add(name=name, datatype=datatype.value, shape=shape)
+    return message.SerializeToString()
+
+
+def _varint(number: int) -> bytes:
+    """A length as protobuf writes it: seven bits a byte, the lowest first."""
+    if number < 128:
+        return bytes((number,))
+    written = bytearray()
+    while number > 127:
+        written.append(number & 127 | 128)
+        number >>= 7
+    written.append(number)
+    return bytes(written)
+
+
 def _tensors(entries: Any, raw: Any, kind: str, fault: Callable[[str], ServeError]) -> tuple[Tensor, ...]:
     if len(entries) > DEFAULT.max_tensors:
         raise fault(f"{len(entries)} {kind}s in one message; at most {DEFAULT.max_tensors} may come")
