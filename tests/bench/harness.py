@@ -218,10 +218,14 @@ class Child:
         assert self._process is not None
         self._process.send_signal(number)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def cpu_s(self) -> float:
         """CPU seconds so far, of all its threads."""
-        assert self._process is not None
-        return cpu_s(self._process.pid)
+        return cpu_s(self.pid)
 
     def _pin(self) -> None:
         if self._core is not None:
