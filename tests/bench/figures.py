@@ -275,7 +275,7 @@ def main() -> None:
 
 def _lines(sources: Sources) -> Iterable[history.Line]:
     for bench, figure in history.kept():
-        results = sources.of(bench)
+        results = sources.of(bench) if bench in sources.benches else None  # the guard adds its own
         commit = results and results.measured.get("commit")
         if not results or not commit or results.measured.get("uncommitted") or results.measured.get("taken_over"):
             continue

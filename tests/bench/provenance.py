@@ -19,6 +19,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).parents[2]
 CONFIG: Final = Path(__file__).parent / "figures.toml"
+PRODUCT: Final = ("gateway", "edge_agent", "cloud_pool", "tidegate")
 SHORT: Final = 7  # digits of a commit on a page
 
 
@@ -35,10 +36,10 @@ def depends_on(bench: str) -> list[str]:
     return own + [f":(exclude){path[1:]}" if path.startswith("!") else path for path in listed]
 
 
-def measured_at(bench: str) -> dict[str, Any]:
+def measured_at(bench: str, paths: Sequence[str] = ()) -> dict[str, Any]:
     """Where a measurement that begins now belongs: its commit, the day, and what of its code is not in the commit."""
     found = git("rev-parse", "HEAD")
-    changed = git("status", "--porcelain", "--", *depends_on(bench)) or ""
+    changed = git("status", "--porcelain", "--", *(paths or depends_on(bench))) or ""
     return {
         "commit": found and found.strip(),
         "date": datetime.now(UTC).date().isoformat(),
