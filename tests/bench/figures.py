@@ -146,7 +146,7 @@ def rewritten(text: str, sources: Sources) -> str:
         elif kind == "measured":
             new = _measured(words, old, sources)
         elif kind == "runs":
-            new = f"\n{_runs(sources)}\n"
+            new = f"\n{_runs(old, sources)}\n"
         return f"{found['begin']}{new}{found['end']}"
 
     return MARKER.sub(written, text)
@@ -200,8 +200,9 @@ def _mark(stale: str | None, old: str, form: str) -> str:
     return form.format(f"stale since {stale}") if stale else ""
 
 
-def _runs(sources: Sources) -> str:
+def _runs(old: str, sources: Sources) -> str:
     """A line for each bench: when, where, and how many of its goals were met."""
+    before = {line.split("`")[1]: line for line in old.splitlines() if line.startswith("| `")}
     lines = ["| bench | measured at | on | goals met |", "|---|---|---|---|"]
     for bench in sources.benches:
         results = sources.of(bench)
@@ -211,8 +212,7 @@ def _runs(sources: Sources) -> str:
         at, verdicts = results.measured, [goal["verdict"] for goal in results.found["goals"]]
         judged = len(verdicts) - verdicts.count("skipped")
         told = f"{verdicts.count('met')} of {judged}" if judged else ""
-        stale = sources.stale(bench)
-        commit = str(at.get("commit") or "an unknown commit")[:SHORT] + (f", stale since {stale}" if stale else "")
+        commit = _measured(bench, before.get(bench, ""), sources)
         origin = "; taken over from the README of that commit" if at.get("taken_over") else ""
         lines.append(f"| `{bench}` | {commit}, {at.get('date')}{origin} | {results.machine} | {told} |")
     return "\n".join(lines)

@@ -74,6 +74,8 @@ def test_where_git_cannot_tell_what_a_page_says_of_staleness_stays(results: Path
     page = f"{FIGURE.format('hop.share as .1f', '1.0 [stale since 1234567]')}\n"
     assert rewritten(page, sources(results, None)) == page
     assert "stale" not in rewritten(page, sources(results, ""))
+    table = rewritten("<!-- runs: all --><!-- /runs -->", sources(results, "1234567"))
+    assert rewritten(table, sources(results, None)) == table
 
 
 def test_an_example_in_a_block_of_code_is_no_figure(results: Path) -> None:
