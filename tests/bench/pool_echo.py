@@ -1,6 +1,6 @@
 """The floor of a pool server: the same frames and messages over the same gRPC streams, with no serving between them.
 
-A request is parsed and its answer is built and serialized anew, as any server must; what a pool does beside that (checks,
+A request is parsed and its answer is built and serialized anew, as any server must; what a pool does besides (checks,
 deadlines, a queue, batches, a worker, load reports) is left out. Frames that came in one Envelope are answered in one.
 """
 

@@ -1,4 +1,4 @@
-"""What a pool server costs a request: a closed loop against an instant model, and against a bare echo of the same frames.
+"""What a pool server costs a request: a closed loop against an instant model, beside a bare echo of the same frames.
 
     caller ──one link stream, or unary OIP──▶ pool server ──▶ its worker, whose model takes 50 µs (`engine: paced`)
            ──the same────────────────────────▶ echo (`pool_echo.py`): parses and answers, and serves nothing
