@@ -12,7 +12,7 @@ is one log line and one count with the reason (`turns`, `recycles`), which `clou
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import inf
@@ -35,7 +35,8 @@ from tidegate.workers.vitals import ProcessUsage, free_bytes, read_process
 
 OVERLOAD_RATIO: Final = 0.9  # of the time of those that would be left
 _ROOM_RATIO: Final = 1.2  # of what a worker holds: so much must be free to start its successor beside it
-_FEWEST_ANSWERS: Final = 20  # for a p99
+_FEWEST_ANSWERS: Final = 20  # for a p99: where a look has fewer, ...
+_LOOKS_BACK: Final = 10  # ... the latest of so many looks stand in, and then answers are too few
 
 log = structlog.get_logger("steward")
 
@@ -91,6 +92,7 @@ class HealthController:
         self._watched: dict[str, _ReplicaWatch] = {}
         self._looked_at = clock.now()
         self._refused = 0
+        self._answers: deque[tuple[float, float]] = deque(maxlen=_FEWEST_ANSWERS)  # (instant of the look, took)
         self._task: asyncio.Task[None] | None = None
         self._recycle: asyncio.Task[None] | None = None
 
@@ -171,13 +173,11 @@ class HealthController:
     def _turn_knobs(self, batches: list[ComputedBatch], workers: int, now: float) -> None:
         free = self._free()
         self.memory_ratio = 0.0 if free is None else 1.0 - free[0] / free[1]
-        answers = sorted(self._scheduler.took_s)
-        self._scheduler.took_s.clear()
         took_s = sorted(one.took_s for one in batches)
         readings = ControlReadings(
             self.busy_ratio,
             self.memory_ratio,
-            nearest_rank(answers, 0.99) if len(answers) >= _FEWEST_ANSWERS else None,
+            self._p99_s(now),
             nearest_rank(took_s, 0.99) if took_s else 0.0,
             max(1, workers),
             self._full_cost_ratio(),
@@ -192,6 +192,20 @@ class HealthController:
         held_back = self.control.held_back > 0
         self._scheduler.seats.most_at_once = self.control.concurrency(workers) if held_back else inf
         self._scheduler.look()
+
+    def _p99_s(self, now: float) -> float | None:
+        """Of the answers since the last look; where those are few, as of a slow pool, of the latest ones.
+
+        Few answers are no calm: a pool so late that it gave three in a look was taken for one without load.
+        """
+        answers = list(self._scheduler.took_s)
+        self._scheduler.took_s.clear()
+        self._answers.extend((now, took_s) for took_s in answers)
+        while self._answers and self._answers[0][0] < now - _LOOKS_BACK * self._every_s:
+            self._answers.popleft()
+        if len(answers) < _FEWEST_ANSWERS:
+            answers = [took_s for _, took_s in self._answers]
+        return nearest_rank(sorted(answers), 0.99) if len(answers) >= _FEWEST_ANSWERS else None
 
     def _recycle_one(self, recycling: Recycling, slots: list[Replica], now: float) -> None:
         refused, self._refused = self._scheduler.refused - self._refused, self._scheduler.refused

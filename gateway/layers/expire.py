@@ -6,7 +6,7 @@ Everything further in may rely on a deadline.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from gateway.layers.stack import Layer, Service
 from tidegate.outcome import DeadlineExceeded
@@ -17,12 +17,12 @@ def expire(now: Callable[[], float], default_budget_s: Callable[[InferRequest], 
     """Args: default_budget_s: the budget of a request whose caller gave none."""
 
     def layer(inner: Service) -> Service:
-        async def service(call: Call) -> Reply:
+        def service(call: Call) -> Awaitable[Reply]:
             if call.deadline is None:
                 call = call.due(call.arrived_at + default_budget_s(call.request))
             if call.deadline is not None and now() >= call.deadline:
                 raise DeadlineExceeded("the budget ran out before the request was read")
-            return await inner(call)
+            return inner(call)
 
         return service
 

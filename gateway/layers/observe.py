@@ -1,22 +1,21 @@
 """Report the outcome of every call to observers, whichever layer it came from: the outermost layer but tracing.
 
-An observer is called twice for each call: as it begins, and after its end, with the reply or the error. Every request
-pays for what an observer costs, so an observer counts and returns; rendering is done when a report is read.
+An observer is called after each call's end, with the reply or the error, and one that has `began` as it begins, too.
+Every request pays for what an observer costs, so an observer counts and returns; rendering is done when a report is
+read.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gateway.layers.stack import Layer, Service
 from tidegate.types import Call, Reply
 
 
 class Observer(Protocol):
-    def began(self, call: Call) -> None: ...
-
     def answered(self, call: Call, reply: Reply, now: float) -> None: ...
 
     def ended(self, call: Call, error: BaseException, now: float) -> None:
@@ -24,21 +23,31 @@ class Observer(Protocol):
         ...
 
 
+@runtime_checkable
+class ArrivalObserver(Protocol):
+    """An observer that wants to know of calls before their end."""
+
+    def began(self, call: Call) -> None: ...
+
+
 def observe(now: Callable[[], float], *observers: Observer) -> Layer:
+    began = [one.began for one in observers if isinstance(one, ArrivalObserver)]
+    answered, ended = [one.answered for one in observers], [one.ended for one in observers]
+
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:
-            for observer in observers:
-                observer.began(call)
+            for begin in began:
+                begin(call)
             try:
                 reply = await inner(call)
             except (Exception, asyncio.CancelledError) as error:
                 at = now()
-                for observer in observers:
-                    observer.ended(call, error, at)
+                for end in ended:
+                    end(call, error, at)
                 raise
             at = now()
-            for observer in observers:
-                observer.answered(call, reply, at)
+            for answer in answered:
+                answer(call, reply, at)
             return reply
 
         return service

@@ -6,7 +6,7 @@ quarantine of a tenant begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from math import ceil
 
 import structlog
@@ -22,13 +22,13 @@ log = structlog.get_logger(__name__)
 
 def quarantine(held: Quarantine, now: Callable[[], float]) -> Layer:
     def layer(inner: Service) -> Service:
-        async def service(call: Call) -> Reply:
+        def service(call: Call) -> Awaitable[Reply]:
             if held:
                 left_s = held.left_s(suspect_of(call), now())
                 if left_s > 0.0:
                     held.refused += 1
                     raise _refusal(call, left_s)
-            return await inner(call)
+            return inner(call)
 
         return service
 

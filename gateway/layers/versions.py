@@ -18,7 +18,7 @@ Models with one version are passed on at the cost of two look-ups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -74,15 +74,17 @@ def versions(source: VersionSource, now: Callable[[], float], draw: Callable[[],
     def layer(inner: Service) -> Service:
         watched = _watched(inner, trial, now)
 
-        async def service(call: Call) -> Reply:
-            if call.request.model_version:
-                return await inner(call)
+        def service(call: Call) -> Awaitable[Reply]:
+            request = call.request
+            if request.model_version:
+                return inner(call)
             execute = watched if trial.watches(call) else inner
             if version := trial.demanded(call):
-                return await _in_order(call, [version], execute, now)
-            line = source.line(call.request.model_name)
-            if line is None:
-                return await inner(call)
+                return _in_order(call, [version], execute, now)
+            line = source.line(request.model_name)
+            return inner(call) if line is None else by_line(call, line, execute)
+
+        async def by_line(call: Call, line: VersionLine, execute: Service) -> Reply:
             served = counts.of(call.request.model_name, line)
             order, proved = _order(line, served, draw), _proved(served)
             if (candidate := trial.tried(call)) in served:

@@ -37,9 +37,6 @@ class AccessLog:
         self._sample = sample
         self._draw = draw
 
-    def began(self, call: Call) -> None:
-        """A line is written at the end."""
-
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         route = reply.route
         left_s = reply.budget_left_s

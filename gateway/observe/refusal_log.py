@@ -23,9 +23,6 @@ class RefusalLog:
         self._memory = memory
         self._ask = ask
 
-    def began(self, call: Call) -> None:
-        """Nothing is known of the call yet."""
-
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         """Its execution has recorded it."""
 

@@ -41,6 +41,7 @@ from gateway.core.placement.placement import Placement
 from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.hedging import EARLY_S
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
+from gateway.serving.confidence_policy import ConfidencePolicy
 from gateway.serving.context import DispatchContext
 from gateway.serving.work_estimate import tensor_bytes
 from tidegate import clock
@@ -127,10 +128,10 @@ class RequestExecution:
 
     def _perform(self, actions: list[Action], now: float) -> None:
         for action in actions:
-            if isinstance(action, Launch):
-                self._launch(action, now)
-            elif isinstance(action, WakeAt):
+            if isinstance(action, WakeAt):  # every list but the last has one
                 self._wake_at(action.at)
+            elif isinstance(action, Launch):
+                self._launch(action, now)
             elif isinstance(action, Cancel):
                 self._cancel(action, now)
             else:
@@ -139,12 +140,12 @@ class RequestExecution:
             self._waiter.set_result(None)
 
     def _launch(self, launch: Launch, now: float) -> None:
-        number = launch.attempt
-        one = launch.candidate
-        self._note(RequestEvent(now, "launched", number, one.target.id, one.variant.name, one.finish_s))
-        self._attempts[number] = AttemptTelemetry(
-            launch.candidate, self._context.next_key(), self._units, now, self._body_bytes
+        number, one = launch
+        offered = one.offered
+        self._notes.append(
+            RequestEvent(now, "launched", number, offered.target.spec.id, offered.variant.name, one.finish_s)
         )
+        self._attempts[number] = AttemptTelemetry(one, self._context.next_key(), self._units, now, self._body_bytes)
         if self._inline is None and self._next is None:
             self._next = launch
             return
@@ -199,19 +200,16 @@ class RequestExecution:
         link_s = attempt.answered(reply.stages, reply.load, now, tensor_bytes(reply.response.outputs))
         self._answers[number] = reply, link_s, now
         if self._context.listener is not None:
-            self._context.listener.answered(attempt.candidate.target.id)
-        confidence = self._confidence(reply.variant or attempt.candidate.variant.name, reply)
+            self._context.listener.answered(attempt.candidate.offered.target.spec.id)
+        confidence = None
+        if self._judged is not None:
+            confidence = self._confidence(self._judged, reply.variant or attempt.candidate.variant.name, reply)
         stages = {**reply.stages, "batch_wait": reply.batch_wait_s} if reply.batch_wait_s else reply.stages
-        note = RequestEvent(
-            at=now,
-            what="answered",
-            attempt=number,
-            seconds=link_s,
-            stages=stages,
-            confidence=confidence,
-            batch=reply.batch_size,
+        self._notes.append(
+            RequestEvent(
+                now, "answered", number, seconds=link_s, stages=stages, confidence=confidence, batch=reply.batch_size
+            )
         )
-        self._note(note)
         budget = self._context.placer.cloud_budget
         if budget is not None and attempt.candidate.offered.zone == "cloud":
             # What it took is its batch's compute, of which its rows are a share.
@@ -219,10 +217,8 @@ class RequestExecution:
             budget.spent(reply.stages.get("compute", attempt.candidate.compute_s) * share)
         self._perform(self._machine.answered(number, now, confidence), now)
 
-    def _confidence(self, variant: str, reply: Reply) -> float | None:
-        if self._judged is None:
-            return None
-        return self._judged.judge.confidence(variant, self._request.outputs, reply.response.outputs)
+    def _confidence(self, judged: ConfidencePolicy, variant: str, reply: Reply) -> float | None:
+        return judged.judge.confidence(variant, self._request.outputs, reply.response.outputs)
 
     def _failed(self, number: int, error: ServeError) -> None:
         attempt = self._over(number)
@@ -270,7 +266,8 @@ class RequestExecution:
             self._answered(launch.attempt, reply)
 
     def _send(self, launch: Launch) -> Awaitable[Reply]:
-        call, target_id = self._call, launch.candidate.target.id
+        call, offered = self._call, launch.candidate.offered
+        target_id = offered.target.spec.id
         target = self._context.targets.get(target_id)
         if target is None:
             raise Unreachable(f"{target_id} has just left")
@@ -280,7 +277,7 @@ class RequestExecution:
         traceparent, tracestate = outgoing_context(call, launch.attempt)
         return target.infer(
             self._request,
-            variant=launch.candidate.variant.name,
+            variant=offered.variant.name,
             budget_s=call.deadline - clock.now(),
             priority=call.priority,
             traceparent=traceparent,

@@ -29,6 +29,7 @@ FLOOR_SIGMA = sqrt(0.03)  # what remains of a prediction's spread on a quiet mac
 COLD_SIGMA = 0.25
 COLD_COUNT = 20
 _WINSOR = 3.0
+_LEAST_BIAS, _MOST_BIAS = log(MIN_FACTOR), log(MAX_FACTOR)
 _INSTANT_S = 1e-6  # what a clock may round to nothing counts as this much
 
 
@@ -46,16 +47,20 @@ class LogResidual:
 
     def record(self, predicted_s: float, observed_s: float) -> None:
         """Learn from one computed call. `predicted_s` is the table's value, before `factor`."""
-        deviation = log(max(observed_s, _INSTANT_S) / max(predicted_s, _INSTANT_S)) - self._bias
+        # Comparisons instead of `min` and `max`: this runs for every answer, here and in every agent.
+        took_s = observed_s if observed_s > _INSTANT_S else _INSTANT_S
+        table_s = predicted_s if predicted_s > _INSTANT_S else _INSTANT_S
+        deviation = log(took_s / table_s) - self._bias
         limit = _WINSOR * self.sigma
-        clipped = min(limit, max(-limit, deviation))
-        self._bias = min(log(MAX_FACTOR), max(log(MIN_FACTOR), self._bias + self._bias_weight * clipped))
+        clipped = limit if deviation > limit else -limit if deviation < -limit else deviation
+        bias = self._bias + self._bias_weight * clipped
+        self._bias = _MOST_BIAS if bias > _MOST_BIAS else _LEAST_BIAS if bias < _LEAST_BIAS else bias
         self._variance += self._variance_weight * (clipped * clipped - self._variance)
         self.count += 1
 
     def relearn(self, factor: float) -> None:
         """Take a change for known at once; `record` would learn it bit by bit."""
-        self._bias = min(log(MAX_FACTOR), max(log(MIN_FACTOR), log(factor)))
+        self._bias = min(_MOST_BIAS, max(_LEAST_BIAS, log(factor)))
 
     def fade(self, share: float) -> None:
         """Forget `share` (0 to 1) of the bias: what was learned long ago is worth less than the measured table."""

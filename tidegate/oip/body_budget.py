@@ -7,10 +7,8 @@ Small ones are bounded by their number.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 from tidegate.outcome import Overloaded
 
@@ -39,14 +37,9 @@ class BodyMemory:
         self.max_bytes = max_bytes
         self.bytes = 0
 
-    @contextmanager
-    def share(self) -> Iterator[BodyReservation]:
-        """One request's part, given back at its end."""
-        share = BodyReservation(self)
-        try:
-            yield share
-        finally:
-            self.bytes -= share.bytes
+    def share(self) -> BodyReservation:
+        """One request's part, given back at the end of its `with`."""
+        return BodyReservation(self)
 
     def __repr__(self) -> str:
         return f"<BodyMemory {self.bytes} of {self.max_bytes} bytes>"
@@ -59,6 +52,13 @@ class BodyReservation:
 
     def __init__(self, held: BodyMemory) -> None:
         self._held = held
+        self.bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.bytes -= self.bytes
         self.bytes = 0
 
     def grow(self, to_bytes: int) -> None:

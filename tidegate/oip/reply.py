@@ -48,8 +48,14 @@ def reply_parameters(reply: Reply) -> dict[str, str]:
     if reply.traceparent:
         words[PARENT_KEY] = reply.traceparent
     if reply.stages:
-        words[TIMING_KEY] = ", ".join([f"{stage};dur={taken_s * 1e3:.3f}" for stage, taken_s in reply.stages.items()])
+        stages = reply.stages
+        words[TIMING_KEY] = _timing_format(tuple(stages)) % tuple([taken_s * 1e3 for taken_s in stages.values()])
     return words
+
+
+@lru_cache(maxsize=64)  # of a few sets of stages
+def _timing_format(stages: tuple[str, ...]) -> str:
+    return ", ".join([f"{stage.replace('%', '%%')};dur=%.3f" for stage in stages])
 
 
 @lru_cache(maxsize=1024)  # a few targets, reasons and variants make up nearly all answers

@@ -71,13 +71,15 @@ class SitePolicy:
     def ahead_of(self, entrance: Entrance) -> Entrance:
         """The entrance of a server, with this check before it."""
 
-        async def checked(request: web.BaseRequest) -> web.StreamResponse:
+        async def judged(request: web.BaseRequest) -> web.StreamResponse:
             headers = request.headers
-            if "Origin" in headers or "Sec-Fetch-Site" in headers:
-                why = self.refusal(request.host, headers.get("Origin"), headers.get("Sec-Fetch-Site"))
-                if why:
-                    return web.json_response({"error": why}, status=403)
-            return await entrance(request)
+            why = self.refusal(request.host, headers.get("Origin"), headers.get("Sec-Fetch-Site"))
+            return web.json_response({"error": why}, status=403) if why else await entrance(request)
+
+        def checked(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+            headers = request.headers
+            is_from_page = "Origin" in headers or "Sec-Fetch-Site" in headers
+            return judged(request) if is_from_page else entrance(request)
 
         return checked
 

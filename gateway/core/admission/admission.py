@@ -134,6 +134,8 @@ class Admission:
         return self._refuse("over-budget", f"tenant {quota.name!r} has used up its requests or bytes", wait_s)
 
     def _over_budget(self, quota: TenantQuota, now: float) -> Overloaded | None:
+        if quota.limitless:
+            return None
         if not quota.has_place():
             why = f"tenant {quota.name!r} has {quota.in_flight} requests in flight, its limit"
             return self._refuse("over-budget", why, self._drain_s)

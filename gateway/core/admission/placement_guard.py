@@ -59,15 +59,17 @@ class AdmissionGuard:
         chosen = decision.chosen
         if chosen is None:
             return decision
+        strain = queue_pressure(chosen, ask.deadline - now)
         if not exclude:
-            refusal = self._judge(decision, chosen, queue_pressure(chosen, ask.deadline - now), now)
+            refusal = self._judge(decision, chosen, strain, now)
             if refusal is not None:
                 return _refused(decision, refusal)
-        if chosen.target.refusals and chosen.target.expects_refusal(now):
+        target = chosen.offered.target
+        if target.refusals and target.expects_refusal(now):
             decision, chosen = self._elsewhere(decision, chosen, quota, now, exclude)
-        strain = queue_pressure(chosen, ask.deadline - now)
+            strain = queue_pressure(chosen, ask.deadline - now)
         observer = TenantCharge(self.admission, quota, chosen, ask.deadline, strain)
-        return decision._replace(chosen=chosen._replace(observer=observer))
+        return decision.choosing(chosen.observed_by(observer))
 
     def _elsewhere(
         self, decision: Decision, chosen: Candidate, quota: TenantQuota, now: float, exclude: Collection[str]
@@ -119,7 +121,7 @@ class TenantCharge:
     ) -> None:
         self._admission = admission
         self._quota = quota
-        self._tier = candidate.target.spec.tier
+        self._tier = candidate.offered.target.spec.tier
         self._charged_s = charged_cost_s(candidate)
         self._share = self._charged_s / candidate.compute_s
         self._deadline = deadline
@@ -176,9 +178,9 @@ class TenantCharge:
 
 def queue_pressure(candidate: Candidate, budget_s: float) -> float:
     """The share of the time to spare that the queue takes; infinite where there is a queue and no time to spare."""
-    slack_s = budget_s - candidate.link_s - candidate.compute_s
     if candidate.wait_s <= 0.0:
         return 0.0
+    slack_s = budget_s - candidate.link_s - candidate.compute_s
     return candidate.wait_s / slack_s if slack_s > 0.0 else inf
 
 
@@ -205,7 +207,7 @@ def charged_cost_s(candidate: Candidate) -> float:
 
 
 def _can_pay(quota: TenantQuota, candidate: Candidate, now: float) -> bool:
-    return quota.affords(candidate.target.spec.tier, charged_cost_s(candidate), now)
+    return quota.limitless or quota.affords(candidate.target.spec.tier, charged_cost_s(candidate), now)
 
 
 def _refused(decision: Decision, refusal: ServeError) -> Decision:

@@ -104,7 +104,9 @@ class TokenBucket:
 class TenantQuota:
     """Mutable: one tenant's buckets, and how many of its requests are inside. `within`: the quota that pays with it."""
 
-    __slots__ = ("_all", "buckets", "bytes", "in_flight", "name", "requests", "spec", "spent_s", "within")
+    __slots__ = (
+        "_all", "buckets", "bytes", "in_flight", "name", "requests", "spec", "spent_s", "unlimited", "within",
+    )  # fmt: skip
 
     def __init__(self, name: str, spec: TenantSpec, within: TenantQuota | None = None) -> None:
         self.name = name
@@ -117,12 +119,19 @@ class TenantQuota:
     def change(self, spec: TenantSpec) -> None:
         """Other limits from now on, with full buckets. Requests inside stay inside."""
         self.spec = spec
+        # Where nothing is limited, as for most gateways' only tenant, no bucket need be asked.
+        self.unlimited = spec == TenantSpec(weight=spec.weight, burst_s=spec.burst_s)
         self.buckets: dict[Tier, TokenBucket] = {
             "edge": TokenBucket(spec.edge_s_per_s, spec.burst_s),
             "pool": TokenBucket(spec.pool_s_per_s, spec.burst_s),
         }
         self.requests = TokenBucket(spec.requests_per_s, max(1.0, spec.requests_per_s))
         self.bytes = TokenBucket(spec.bytes_per_s, spec.bytes_per_s)
+
+    @property
+    def limitless(self) -> bool:
+        """Whether neither it nor the quota around it limits anything."""
+        return self.unlimited and (self.within is None or self.within.unlimited)
 
     def has_place(self) -> bool:
         return all(one.spec.max_in_flight is None or one.in_flight < one.spec.max_in_flight for one in self._all)
@@ -136,6 +145,8 @@ class TenantQuota:
             one.in_flight -= 1
 
     def affords(self, tier: Tier, cost_s: float, now: float) -> bool:
+        if self.limitless:
+            return True
         return all(one.buckets[tier].affords(cost_s, now) for one in self._all)
 
     def wait_s(self, tier: Tier, cost_s: float, now: float) -> float:
@@ -143,11 +154,14 @@ class TenantQuota:
 
     def spend(self, tier: Tier, cost_s: float, now: float) -> None:
         for one in self._all:
-            one.buckets[tier].spend(cost_s, now)
+            if not one.unlimited:
+                one.buckets[tier].spend(cost_s, now)
             one.spent_s[tier] += cost_s
 
     def ask(self, now: float) -> float:
         """Pay for one request; how long it has to wait instead where it cannot be paid, or where bytes are owed."""
+        if self.limitless:
+            return 0.0
         wait_s = max(max(one.requests.wait_s(1.0, now), one.bytes.wait_s(0.0, now)) for one in self._all)
         if wait_s <= 0.0:
             for one in self._all:
@@ -156,6 +170,8 @@ class TenantQuota:
 
     def carry(self, size_bytes: int, now: float) -> None:
         """Pay for bytes that came or went; more than there are is owed, and asked for first."""
+        if self.limitless:
+            return
         for one in self._all:
             one.bytes.spend(size_bytes, now)
 

@@ -40,6 +40,7 @@ _STANDARD_ERRORS: Final = 2.0
 
 Curve = tuple[float, ...]  # the calibrated chance at each bin's centre
 CENTRES: Final[Curve] = tuple((index + 0.5) / BINS for index in range(BINS))
+_LAST_CENTRE: Final = CENTRES[-1]
 
 
 class ReliabilityBins:
@@ -95,10 +96,12 @@ def _shared_with_neighbours(values: list[float]) -> list[float]:
 def apply_curve(chance: float, curve: Curve) -> float:
     """`chance`, shifted by the curve."""
     place = chance * BINS - 0.5
+    if place >= BINS - 1:  # first: most chances are good
+        shifted = chance + curve[-1] - _LAST_CENTRE
+        return shifted if shifted < 1.0 else 1.0
     if place <= 0.0:
-        return max(0.0, chance + curve[0] - CENTRES[0])
-    if place >= BINS - 1:
-        return min(1.0, chance + curve[-1] - CENTRES[-1])
+        shifted = chance + curve[0] - CENTRES[0]
+        return shifted if shifted > 0.0 else 0.0
     index = int(place)
     return curve[index] + (place - index) * (curve[index + 1] - curve[index])
 
@@ -106,12 +109,13 @@ def apply_curve(chance: float, curve: Curve) -> float:
 class Calibration:
     """Mutable: `record` each outcome; `curve` is immutable and safe to keep."""
 
-    __slots__ = ("_since", "claimed", "curve", "raw")
+    __slots__ = ("_since", "claimed", "curve", "raw", "surest")
 
     def __init__(self) -> None:
         self.raw = ReliabilityBins()
         self.claimed = ReliabilityBins()
         self.curve: Curve = CENTRES
+        self.surest = apply_curve(1.0, CENTRES)  # the most that is ever claimed: of a raw chance of 1
         self._since = 0
 
     def record(self, raw: float, claimed: float, came: bool) -> None:
@@ -121,6 +125,7 @@ class Calibration:
         self._since += 1
         if self._since >= _REFRESH_EVERY:
             self.curve, self._since = self.raw.curve(), 0
+            self.surest = apply_curve(1.0, self.curve)
 
     def __repr__(self) -> str:
         return f"<Calibration claimed {self.claimed!r} raw {self.raw!r}>"

@@ -36,25 +36,25 @@ Source: RFC 6298; docs/design/routing.md, "Link estimates".
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import KeysView
+from collections.abc import KeysView, Sequence
 from itertools import accumulate
 from math import exp, inf
-from typing import Final, NamedTuple
+from typing import Final
 
 from gateway.core.estimate.change_point import RttRegime
 from gateway.core.estimate.windowed_min import WindowedMin
 
 _MEAN_WEIGHT: Final = 1 / 8  # RFC 6298's alpha
 _DEVIATION_WEIGHT: Final = 1 / 4  # RFC 6298's beta
+_OFTEN_S: Final = 1.0  # between samples: 1 − exp(−1 / 10) is less than the weights above
 _MEMORY_S: Final = 10.0  # a sample this old has lost two thirds of its say; also the window of the minimum
 _RING: Final = 32
 _NEWEST: Final = 6  # count twice
 _YOUNG: Final = 8  # the first round trips of a link
 _FAR_OFF: Final = 4.0
 _UNSEEN: Final = (1.2, 4.0)  # × the calm link
-_NEVER_SEEN: Final = -1  # in place of such a point's number
 _FOUL_S: Final = 2.0  # what older round trips say is void while the weather is foul
 LARGE_BYTES: Final = 32 * 1024  # bodies from here on tell the bandwidth: below, jitter drowns it
 _BANDWIDTH_WEIGHT: Final = 0.2
@@ -69,13 +69,41 @@ SLACK_S: Final = 0.020  # a busy process at either end is silent for so long wit
 BROKEN: Final = 0.02  # the chance, before any silence, that a path breaks while an attempt is on it
 
 
-class RttDistribution(NamedTuple):
-    """A weighted sample of round trips, sorted. `below[i]` is the weight of all before `values_s[i]`."""
+class RttDistribution:
+    """A weighted sample of round trips, sorted. Immutable.
 
-    values_s: tuple[float, ...]
-    weights: tuple[float, ...]
-    below: tuple[float, ...]  # one longer than the others; the last is 1
-    median_s: float
+    Each request changes the sample of a path, and most decisions read no more of it than its ends and its median. So
+    the weights are kept as counts, and become shares when they are read first.
+    """
+
+    __slots__ = ("_below", "_counts", "_up_to", "_weights", "median_s", "values_s")
+
+    def __init__(self, values_s: tuple[float, ...], counts: Sequence[int]) -> None:
+        """Args: values_s: the round trips, shortest first. counts: how often each of them counts."""
+        self.values_s = values_s
+        self._counts = counts
+        self._weights: tuple[float, ...] | None = None
+        self._below: tuple[float, ...] | None = None
+        self._up_to = up_to = list(accumulate(counts))
+        self.median_s = values_s[bisect_left(up_to, 0.5 * up_to[-1])]
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """The share of each round trip; their sum is 1."""
+        weights = self._weights
+        if weights is None:
+            total = self._up_to[-1]
+            weights = self._weights = tuple([times / total for times in self._counts])
+        return weights
+
+    @property
+    def below(self) -> tuple[float, ...]:
+        """`below[i]` is the weight of all before `values_s[i]`. One longer than the others; the last is 1."""
+        below = self._below
+        if below is None:
+            total = self._up_to[-1]
+            below = self._below = (0.0, *[count / total for count in self._up_to])
+        return below
 
     def slower_than(self, seconds: float) -> float:
         """The chance that a round trip takes longer; above 0, since the longest was not seen yet."""
@@ -93,9 +121,24 @@ class LinkEstimate:
     """Mutable: `record` round trips; `sent`, `accepted` and `ended` follow attempts; read the rest."""
 
     __slots__ = (
-        "_calm", "_path", "_path_until", "_regime", "_ring", "_sampled_at", "_seems_mute_since", "_sorted",
-        "_unaccepted", "_unanswered",
-        "acknowledges", "jitter_s", "loss_ratio", "rtt_s", "s_per_byte", "samples", "silent_since",
+        "_calm",
+        "_numbers",
+        "_path",
+        "_path_until",
+        "_regime",
+        "_ring",
+        "_sampled_at",
+        "_seems_mute_since",
+        "_unaccepted",
+        "_unanswered",
+        "_values_s",
+        "acknowledges",
+        "jitter_s",
+        "loss_ratio",
+        "rtt_s",
+        "s_per_byte",
+        "samples",
+        "silent_since",
     )  # fmt: skip
 
     def __init__(self, *, prior_rtt_s: float = 0.005) -> None:
@@ -108,7 +151,8 @@ class LinkEstimate:
         self.silent_since: float | None = None  # an ack is due since then, and nothing came; None: trusted, not mute
         self._sampled_at = 0.0
         self._ring: deque[tuple[float, float, int]] = deque()  # (instant, round trip, its number), oldest first
-        self._sorted: list[tuple[float, int]] = []  # the same (round trip, its number), shortest first
+        self._values_s: list[float] = []  # the same round trips, shortest first, ...
+        self._numbers: list[int] = []  # ... and the number of each
         self._calm = WindowedMin(_MEMORY_S, prior_rtt_s)
         self._regime = RttRegime()
         self._path: RttDistribution | None = None
@@ -136,13 +180,17 @@ class LinkEstimate:
         self.heard(now)
         if body_bytes >= LARGE_BYTES:
             self._measure(rtt_s, body_bytes)
-        sample_s = max(0.0, rtt_s - body_bytes * self.s_per_byte)
+        sample_s = rtt_s - body_bytes * self.s_per_byte
+        if sample_s < 0.0:
+            sample_s = 0.0
         self._calm.record(sample_s, now)
-        turned = self._regime.record(sample_s, self._calm.value)
-        self.loss_ratio += _LOSS_WEIGHT * ((sample_s - self._calm.value >= RESENT_S) - self.loss_ratio)
+        calm_s = self._calm.value
+        turned = self._regime.record(sample_s, calm_s)
+        self.loss_ratio += _LOSS_WEIGHT * ((sample_s - calm_s >= RESENT_S) - self.loss_ratio)
         if settled := self.samples < _YOUNG and sample_s * _FAR_OFF < self.rtt_s:
             self._ring.clear()
-            self._sorted.clear()
+            self._values_s.clear()
+            self._numbers.clear()
         self._smooth(sample_s, now, afresh=turned or settled or self.samples == 0)
         self._keep(sample_s, now)
         self._path = None
@@ -158,10 +206,13 @@ class LinkEstimate:
         if afresh:
             self.rtt_s, self.jitter_s = sample_s, sample_s / 2
             return
-        lost_say = 1.0 - exp(-(now - self._sampled_at) / _MEMORY_S)
-        error_s = sample_s - self.rtt_s
-        self.jitter_s += max(_DEVIATION_WEIGHT, lost_say) * (abs(error_s) - self.jitter_s)
-        self.rtt_s += max(_MEAN_WEIGHT, lost_say) * error_s
+        error_s, since_s = sample_s - self.rtt_s, now - self._sampled_at
+        mean_weight, deviation_weight = _MEAN_WEIGHT, _DEVIATION_WEIGHT
+        if since_s > _OFTEN_S:  # sooner the exponential is below both weights
+            lost_say = 1.0 - exp(-since_s / _MEMORY_S)
+            mean_weight, deviation_weight = max(mean_weight, lost_say), max(deviation_weight, lost_say)
+        self.jitter_s += deviation_weight * (abs(error_s) - self.jitter_s)
+        self.rtt_s += mean_weight * error_s
 
     # the sample
 
@@ -174,31 +225,37 @@ class LinkEstimate:
     def _keep(self, sample_s: float, now: float) -> None:
         """Put a round trip into the sample, in place of the oldest one once there are `_RING`."""
         if len(self._ring) == _RING:
-            _, oldest_s, number = self._ring.popleft()
-            del self._sorted[bisect_left(self._sorted, (oldest_s, number))]
+            place = bisect_left(self._values_s, self._ring.popleft()[1])  # of equal ones the oldest comes first
+            del self._values_s[place], self._numbers[place]
         self._ring.append((now, sample_s, self.samples))
-        insort(self._sorted, (sample_s, self.samples))
+        place = bisect_right(self._values_s, sample_s)
+        self._values_s.insert(place, sample_s)
+        self._numbers.insert(place, self.samples)
 
     def _sampled(self, now: float) -> RttDistribution:
         # Each request changes the sample of one path, so that this runs for each: the order is kept from one to the
         # next instead of being found anew, which took five times as long.
         self._path_until = inf
+        values_s, numbers = self._values_s.copy(), self._numbers
         if self._regime.is_degraded:
             # The newest always counts: of nothing at all even a stale word is more.
-            *earlier, newest = self._ring
-            ring = [one for one in earlier if one[0] > now - _FOUL_S] + [newest]
-            self._path_until = max(now, ring[0][0] + _FOUL_S) if len(ring) > 1 else inf
-            points = sorted([(value_s, number) for _, value_s, number in ring])
-        else:
-            points = self._sorted.copy()
-        total = len(points) + min(_NEWEST, len(points)) + len(_UNSEEN)
+            newest, oldest = self._ring[-1], self._ring[0]
+            if oldest[0] <= now - _FOUL_S:
+                oldest = next((one for one in self._ring if one[0] > now - _FOUL_S), newest)
+            if oldest is not newest:
+                self._path_until = max(now, oldest[0] + _FOUL_S)
+            if oldest is not self._ring[0]:
+                first = oldest[2]
+                values_s = [value_s for value_s, number in zip(values_s, numbers, strict=True) if number >= first]
+                numbers = [number for number in numbers if number >= first]
+        newest_from = self.samples - _NEWEST
+        counts = [2 if number >= newest_from else 1 for number in numbers]
         for times in _UNSEEN:
-            insort(points, (self._calm.value * times, _NEVER_SEEN))
-        once, twice, newest_from = 1.0 / total, 2.0 / total, max(0, self.samples - _NEWEST)
-        weights = tuple([twice if number >= newest_from else once for _, number in points])
-        below = (0.0, *accumulate(weights))
-        median = bisect_left(below, 0.5 - 1e-9) - 1
-        return RttDistribution(tuple([value_s for value_s, _ in points]), weights, below, points[median][0])
+            value_s = self._calm.value * times
+            place = bisect_left(values_s, value_s)
+            values_s.insert(place, value_s)
+            counts.insert(place, 1)
+        return RttDistribution(tuple(values_s), counts)
 
     # acknowledgements
 

@@ -44,7 +44,10 @@ _PRIOR: Final[dict[Feature, tuple[tuple[float, float], ...]]] = {
 class VariantCost:
     """Mutable: the cost of one variant on one target; `record` after each computed answer."""
 
-    __slots__ = ("_call_s", "_factor", "_service", "_wider", "feature", "measured", "points", "sigma")
+    __slots__ = (
+        "_call_s", "_factor", "_fixed_s", "_looked_up", "_looked_up_s", "_service", "_wider",
+        "feature", "measured", "points", "sigma",
+    )  # fmt: skip
 
     def __init__(self, points: tuple[tuple[float, float], ...], feature: Feature) -> None:
         self.points = points
@@ -52,6 +55,8 @@ class VariantCost:
         self.measured = bool(points)
         self._service = ServiceTime(points or _PRIOR[feature])
         self._wider = 1.0
+        self._fixed_s = self._looked_up_s = self._service.table.seconds_for(0.0)
+        self._looked_up = 0.0  # the work that the table was asked for last: often it is the same again
         self._read_residual()
 
     @property
@@ -61,11 +66,19 @@ class VariantCost:
 
     def predict_s(self, units: float) -> float:
         """Median seconds of compute for `units` of work, alone on the device."""
-        return self._service.table.seconds_for(units) * self._factor
+        if units != self._looked_up:
+            self._looked_up, self._looked_up_s = units, self._service.table.seconds_for(units)
+        return self._looked_up_s * self._factor
 
     def table_s(self, units: float) -> float:
         """The same by the table alone, whatever answers have shown since."""
-        return self._service.table.seconds_for(units)
+        if units != self._looked_up:
+            self._looked_up, self._looked_up_s = units, self._service.table.seconds_for(units)
+        return self._looked_up_s
+
+    def fixed_s(self) -> float:
+        """Seconds of the fixed part of a call by the table alone."""
+        return self._fixed_s
 
     def call_s(self) -> float:
         """Seconds of the fixed part of a call: what even the smallest takes."""
@@ -101,7 +114,7 @@ class VariantCost:
         # Read once per answer instead of once per candidate: there are more candidates than answers.
         residual = self._service.residual
         self._factor = residual.factor
-        self._call_s = self._service.table.seconds_for(0.0) * self._factor
+        self._call_s = self._fixed_s * self._factor
         self.sigma = self._wider * (residual.sigma if self.measured else max(residual.sigma, _UNMEASURED_SIGMA))
 
     def __repr__(self) -> str:

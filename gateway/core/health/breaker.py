@@ -67,7 +67,6 @@ class _BreakerEvent(StrEnum):
 
 
 _NEXT: Final[dict[tuple[BreakerState, _BreakerEvent], BreakerState]] = {
-    (BreakerState.CLOSED, _BreakerEvent.SUCCESS): BreakerState.CLOSED,
     (BreakerState.CLOSED, _BreakerEvent.FAILURE): BreakerState.CLOSED,
     (BreakerState.CLOSED, _BreakerEvent.LAST_STRAW): BreakerState.OPEN,
     (BreakerState.OPEN, _BreakerEvent.COOLED): BreakerState.HALF_OPEN,
@@ -76,6 +75,7 @@ _NEXT: Final[dict[tuple[BreakerState, _BreakerEvent], BreakerState]] = {
     (BreakerState.HALF_OPEN, _BreakerEvent.ENOUGH): BreakerState.CLOSED,
     (BreakerState.HALF_OPEN, _BreakerEvent.FAILURE): BreakerState.OPEN,
 }
+_NO_FAULT: Final = Blame(AttemptVerdict.SUCCESS, AttemptVerdict.SUCCESS)
 _PROBES_TO_CLOSE: Final = 2
 _LEAST_CALLS: Final = 10  # before a share of successes means anything
 _LEAST_SHARE: Final = 0.5
@@ -84,7 +84,7 @@ _LEAST_SHARE: Final = 0.5
 def blame(error: ServeError | None) -> Blame:
     """Whose fault an attempt's end is; None is an answer."""
     if error is None:
-        return Blame(AttemptVerdict.SUCCESS, AttemptVerdict.SUCCESS)
+        return _NO_FAULT
     if isinstance(error, Unreachable):
         return Blame(AttemptVerdict.IGNORED, AttemptVerdict.FAILURE)
     return Blame(
@@ -210,15 +210,16 @@ class Breaker:
     def _succeeded(self, now: float) -> None:
         self._failures = 0
         if self.state is not BreakerState.HALF_OPEN:
-            return self._move(_BreakerEvent.SUCCESS, now)
+            return  # closed, and stays so: nearly every attempt ends here
         self._successes += 1
         if self._successes < _PROBES_TO_CLOSE:
-            return self._move(_BreakerEvent.SUCCESS, now)
+            self._move(_BreakerEvent.SUCCESS, now)
+            return
         self._openings = 0
         self._cap_now_s = self._cap_s
         self.reason = ""
         self._recent.clear()  # what it did before it was mended is held against it no more
-        return self._move(_BreakerEvent.ENOUGH, now)
+        self._move(_BreakerEvent.ENOUGH, now)
 
     def _failed(self, now: float, draw: float) -> None:
         self._failures += 1

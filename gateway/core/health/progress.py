@@ -146,12 +146,20 @@ class ProgressWatch:
 
     def _count(self, now: float) -> None:
         """Take the time since the last event into account."""
-        self._carried_s = self.overdue_s(now)
-        self._counted_to = max(self._counted_to, now)
+        if self._owed_from < now:
+            self._carried_s = self.overdue_s(now)
+        if now > self._counted_to:
+            self._counted_to = now
 
     def _set_look(self) -> None:
-        left_s = self.patience_s - self._carried_s
-        self.look_at = max(self._owed_from, self._counted_to) + min(left_s, _LOOK_S) if left_s > 0.0 else 0.0
+        # Spelled out, here and in `_count`: both run several times for each attempt.
+        patience_s = LEAST_S + TIMES * self._late_s
+        left_s = (patience_s if patience_s < MOST_S else MOST_S) - self._carried_s
+        if left_s > 0.0:
+            from_s = self._owed_from if self._owed_from > self._counted_to else self._counted_to
+            self.look_at = from_s + (left_s if left_s < _LOOK_S else _LOOK_S)
+        else:
+            self.look_at = 0.0
 
     def __repr__(self) -> str:
         return (

@@ -27,7 +27,9 @@ class SuccessWindow:
         self._latest = 0  # the number of the newest bucket, counted from the clock's zero
 
     def add(self, now: float, *, success: bool) -> None:
-        self._turn(now)
+        bucket = int(now / _BUCKET_S)
+        if bucket > self._latest:
+            self._turn(now)
         (self._good if success else self._bad)[self._latest % _BUCKETS] += 1
 
     def counts(self, now: float) -> tuple[int, int]:

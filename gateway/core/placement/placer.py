@@ -83,6 +83,22 @@ class Candidate(NamedTuple):
     def variant(self) -> VariantOffer:
         return self.offered.variant
 
+    def observed_by(self, observer: AttemptObserver) -> Candidate:
+        """The same with an observer. Spelled out, since `_replace` costs several times as much."""
+        return Candidate(  # positional: hot path
+            self.offered,
+            self.compute_s,
+            self.wait_s,
+            self.link_s,
+            self.margin_s,
+            self.finish_s,
+            self.cost,
+            self.trust,
+            self.ahead_s,
+            self.claim,
+            observer,
+        )
+
 
 class CandidateScore(NamedTuple):
     """The terms of one candidate's value, from a policy that deals in chances."""
@@ -120,6 +136,20 @@ class Decision(NamedTuple):
     judged: Sequence[CandidateScore | None] = ()
     considered: Sequence[Offer] = ()  # what was on offer, where not all of it were candidates; for explanations
     scarcity: float = 1.0  # how many times its plain price the cloud cost
+
+    def choosing(self, chosen: Candidate) -> Decision:
+        """The same for another candidate, or for the same one with more said of it. Spelled out, as above."""
+        return Decision(  # positional: hot path
+            self.at,
+            self.ask,
+            self.candidates,
+            chosen,
+            self.reason,
+            self.refusal,
+            self.judged,
+            self.considered,
+            self.scarcity,
+        )
 
     def best_other(self) -> Candidate | None:
         """The earliest finish on another trusted target: where a hedge would go."""
@@ -311,10 +341,12 @@ def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answ
 
 def added_work_s(candidate: Candidate) -> float:
     """What the attempt adds to the wait of requests behind it: all its compute, or its part of a batched call."""
-    if not candidate.offered.target.queue_estimate.batches:
-        return candidate.compute_s
+    offered, compute_s = candidate.offered, candidate.compute_s
+    if not offered.target.queue_estimate.batches:
+        return compute_s
     # In a batch the cost of the call is shared; at least a twentieth remains, where the table is flat.
-    return max(candidate.compute_s - candidate.offered.cost.call_s(), 0.05 * candidate.compute_s)
+    work_s, least_s = compute_s - offered.cost.call_s(), 0.05 * compute_s
+    return work_s if work_s > least_s else least_s
 
 
 def margin_s(offered: Offer, compute_s: float, ahead_s: float) -> float:

@@ -119,7 +119,7 @@ class UtilityPlacer(Placer):
         weight: float,
         budget_s: float,
     ) -> list[float]:
-        sure = apply_curve(1.0, self.calibration.curve)
+        sure = self.calibration.surest
         dearness, earliness = self.prices.cost, weight * self.prices.earliness / max(budget_s, 1e-6)
         # weight · p̂(1) · [1 − RHO · (1 − quality / best)] = full + rho · quality: `_worth` with all that is constant
         full, rho = weight * sure * (1.0 - self.prices.quality), weight * sure * self.prices.quality / max(qualities)
@@ -145,8 +145,8 @@ class UtilityPlacer(Placer):
         """The score; None where it is clear before the chance is known that the value is no more than `at_least`."""
         curve, budget_s = self.calibration.curve, place.deadline - now
         ahead_s, harm = _insertion_cost_at(candidate, place, now)
-        takes = candidate_completion(candidate, ahead_s, now)
-        sure_value = bound - worth * apply_curve(1.0, curve) - harm  # everything but worth · p̂
+        takes = candidate_completion(candidate, ahead_s, now, trust=candidate.trust)
+        sure_value = bound - worth * self.calibration.surest - harm  # everything but worth · p̂
         if sure_value + worth * apply_curve(takes.at_most(budget_s), curve) <= at_least:
             return None
         chance = takes.by(budget_s)
@@ -158,13 +158,24 @@ class UtilityPlacer(Placer):
         assert verdict is not None  # the best was judged: any value is more than minus infinity
         bias = chosen.offered.target.bias
         prediction = Prediction(verdict.chance, verdict.claimed, place.deadline, self.calibration, bias)
-        wait_s = chosen.target.expected_wait_s(verdict.ahead_s, now)
-        return chosen._replace(
-            claim=PlacementClaim(prediction, place, verdict.harm + verdict.rent),
-            ahead_s=verdict.ahead_s,
-            wait_s=wait_s,
-            finish_s=chosen.finish_s + wait_s - chosen.wait_s,
-            margin_s=margin_s(chosen.offered, chosen.compute_s, verdict.ahead_s),
+        claim = PlacementClaim(prediction, place, verdict.harm + verdict.rent)
+        offered, ahead_s = chosen.offered, verdict.ahead_s
+        wait_s, finish_s, margin = chosen.wait_s, chosen.finish_s, chosen.margin_s
+        if ahead_s != chosen.ahead_s:  # it passes others
+            wait_s = offered.target.expected_wait_s(ahead_s, now)
+            finish_s = chosen.finish_s + wait_s - chosen.wait_s
+            margin = margin_s(offered, chosen.compute_s, ahead_s)
+        return Candidate(  # positional: hot path
+            offered,
+            chosen.compute_s,
+            wait_s,
+            chosen.link_s,
+            margin,
+            finish_s,
+            chosen.cost,
+            chosen.trust,
+            ahead_s,
+            claim,
         )
 
     def _why(
@@ -194,7 +205,7 @@ class UtilityPlacer(Placer):
         verdict = judged[index]
         if verdict is not None:
             return verdict.claimed
-        return apply_curve(1.0, self.calibration.curve)
+        return self.calibration.surest
 
     def __repr__(self) -> str:
         return f"<UtilityPlacer {self.fleet!r} {self.calibration!r}>"
@@ -207,18 +218,25 @@ def queue_position(ask: Ask) -> QueuePosition:
     )
 
 
-def candidate_completion(candidate: Candidate, ahead_s: float, now: float) -> CompletionTime:
-    """The distribution of an attempt's time at the candidate, with so much ahead of it in the queue."""
+def candidate_completion(
+    candidate: Candidate, ahead_s: float, now: float, *, trust: float | None = None
+) -> CompletionTime:
+    """The distribution of an attempt's time at the candidate, with so much ahead of it in the queue.
+
+    Args:
+        trust: that the path works now, where that is known already.
+    """
     offered = candidate.offered
-    link, error = offered.target.link, offered.target.queue_estimate.error
+    target = offered.target
+    link, path = target.link, target.link.path(now)
     return completion_time(
-        link.path(now),
-        offered.target.expected_wait_s(ahead_s, now),
-        error.variance(ahead_s),
+        path,
+        target.expected_wait_s(ahead_s, now),
+        target.queue_estimate.error.variance(ahead_s),
         candidate.compute_s,
         offered.cost.sigma,
-        wire_s=candidate.link_s - link.path(now).median_s if link.s_per_byte else 0.0,
-        trust=offered.target.trust(now),
+        wire_s=candidate.link_s - path.median_s if link.s_per_byte else 0.0,
+        trust=target.trust(now) if trust is None else trust,
     )
 
 

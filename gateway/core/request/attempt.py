@@ -30,7 +30,7 @@ from typing import Final
 from gateway.core.estimate.conformal import crowding_class
 from gateway.core.estimate.link_estimate import LinkEstimate
 from gateway.core.fleet.queue_estimate import QueueEstimate
-from gateway.core.health.breaker import AttemptVerdict, Blame, Breaker, blame
+from gateway.core.health.breaker import AttemptVerdict, Blame, Breaker, BreakerState, blame
 from gateway.core.placement.interval import p95_s
 from gateway.core.placement.placer import Candidate, added_work_s
 from tidegate.outcome import BadAnswer, CallerError, DeadlineExceeded, InternalError, Overloaded, ServeError
@@ -74,31 +74,31 @@ class AttemptTelemetry:
 
     def __init__(self, candidate: Candidate, key: int, units: float, now: float, body_bytes: int = 0) -> None:
         """Note the launch. `key` is unique among this gateway's attempts; `body_bytes` are the request's."""
-        target = candidate.offered.target
+        offered = candidate.offered
+        target = offered.target
         self.candidate = candidate
         self.launched_at = now
         self.within_s = p95_s(candidate)  # the promise that is held against what comes
         self._key = key
         self._units = units
         self._body_bytes = body_bytes
-        self._ledger, self._link, self._breaker, self._path = (
-            target.queue_estimate,
-            target.link,
-            target.breaker,
-            target.path_breaker,
-        )
-        self._probe, self._path_probe = self._breaker.launched(now), self._path.launched(now)
+        self._ledger = ledger = target.queue_estimate
+        self._link = link = target.link
+        self._breaker, self._path = target.breaker, target.path_breaker
+        closed = BreakerState.CLOSED  # then nothing is a probe
+        self._probe = self._breaker.state is not closed and self._breaker.launched(now)
+        self._path_probe = self._path.state is not closed and self._path.launched(now)
         target.asked_at = now
         self._plain = now >= target.plain_from
         self._stake = candidate.claim
         place = self._stake and self._stake.place
-        self._ledger.launch(key, added_work_s(candidate), now, place, call_s=candidate.offered.cost.call_s())
+        ledger.launch(key, added_work_s(candidate), now, place, call_s=offered.cost.call_s())
         self._progress = target.progress
-        if not self._link.acknowledges:
-            self._ledger.accepted(key)
+        if not link.acknowledges:
+            ledger.accepted(key)
             due_at = now + _DUE_TIMES * candidate.finish_s + _DUE_MARGINS * candidate.margin_s
-            self._progress.due(key, due_at, now, candidate.offered.model)
-        self._link.sent(key, now, body_bytes)
+            self._progress.due(key, due_at, now, offered.model)
+        link.sent(key, now, body_bytes)
         self._scaling = target.scaling
         if self._scaling is not None:
             self._demand(now)
@@ -123,13 +123,14 @@ class AttemptTelemetry:
 
     def accepted(self, now: float, word: Accepted) -> None:
         """Note that the target took it: its queue is another matter, but the link works."""
-        self._link.accepted(self._key, now)
+        key, candidate = self._key, self.candidate
+        self._link.accepted(key, now)
         self._path.heard(now)
-        self._ledger.accepted(self._key)
-        self.candidate.offered.target.refusals = 0
-        candidate = self.candidate
+        self._ledger.accepted(key)
+        offered = candidate.offered
+        offered.target.refusals = 0
         due_s = _DUE_TIMES * word.finish_in_s + 0.5 * candidate.link_s + _DUE_MARGINS * candidate.margin_s
-        self._progress.due(self._key, now + min(due_s, _LONGEST_S), now, candidate.offered.model)
+        self._progress.due(key, now + min(due_s, _LONGEST_S), now, offered.model)
         if not self._plain:
             return
         expected_s = max(0.0, candidate.ahead_s - (now - self.launched_at - candidate.link_s))
@@ -231,7 +232,7 @@ class AttemptTelemetry:
         cost = candidate.offered.cost
         left_s = claim.place.deadline - now if claim is not None else candidate.finish_s + candidate.margin_s
         slack_s = left_s - candidate.link_s - candidate.compute_s
-        self._scaling.arrived(cost.table_s(self._units), cost.table_s(0.0), slack_s, now)
+        self._scaling.arrived(cost.table_s(self._units), cost.fixed_s(), slack_s, now)
 
     def _served(self, now: float, queue_s: float) -> None:
         """Whether the wait made it late; what was late for another reason is nothing that replicas would mend."""

@@ -183,7 +183,7 @@ def _completion_of_pending(watched: PendingAttempt, now: float) -> CompletionTim
     # The promise is of the mean; what is uncertain of compute and wait stays as it was.
     busy_s = max(0.0, watched.promised_at - watched.launched_at - candidate.link_s)
     # A probe that was taken has its chance: a hedge that answers first would leave the target in doubt for ever.
-    return takes._replace(busy_s=busy_s, trust=1.0) if watched.is_probe else takes._replace(busy_s=busy_s)
+    return CompletionTime(takes.path, busy_s, takes.spread_s, 1.0 if watched.is_probe else takes.trust)
 
 
 def _is_owed_for_good(watched: PendingAttempt, now: float) -> bool:

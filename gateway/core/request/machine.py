@@ -170,8 +170,10 @@ class RequestMachine:
         if attempt not in self._pending:
             return []
         watched = self._watched[attempt]
-        promised_at = now + accepted.finish_in_s + watched.candidate.link_s / 2
-        self._watched[attempt] = watched = watched._replace(promised_at=promised_at)
+        candidate = watched.candidate
+        promised_at = now + accepted.finish_in_s + candidate.link_s / 2
+        watched = PendingAttempt(candidate, watched.launched_at, promised_at, watched.is_probe)
+        self._watched[attempt] = watched
         if attempt != len(self._launched) - 1 or not self._may_look or now + EARLY_S >= self._ask.deadline:
             return []
         look_at = self._hedges.second_look(self._ask, watched, now)
@@ -254,7 +256,7 @@ class RequestMachine:
         attempt = len(self._launched)
         self._held = False
         self._launched.append(chosen)
-        self._tried.append(chosen.target.id)
+        self._tried.append(chosen.offered.target.spec.id)
         self._reasons.append(reason)
         self._pending.add(attempt)
         self._watched.append(PendingAttempt(chosen, now, is_probe=reason == PROBE))
@@ -313,9 +315,9 @@ class RequestMachine:
         """The end, with this attempt's answer."""
         candidate, reason = self._launched[attempt], self._reasons[attempt]
         route = Route(
-            candidate.target.id,
+            candidate.offered.target.spec.id,
             reason,
-            candidate.variant.name,
+            candidate.offered.variant.name,
             attempts=len(self._launched),
             hedged=self._hedging is not None,
             fallback=reason == "fallback",
@@ -332,8 +334,8 @@ class RequestMachine:
         return within and now < self._ask.deadline
 
     def _wake(self) -> WakeAt:
-        end = self._ask.deadline if self._provisional is None else self._due_at
-        return WakeAt(end if self._hedge_at is None else min(self._hedge_at, end))
+        end, hedge_at = self._ask.deadline if self._provisional is None else self._due_at, self._hedge_at
+        return WakeAt(end if hedge_at is None or hedge_at > end else hedge_at)
 
     def _refuse(self, error: ServeError) -> Refuse:
         self.done = True
@@ -341,6 +343,8 @@ class RequestMachine:
 
     def _finish(self) -> list[Action]:
         self.done = True
+        if not self._pending:
+            return []
         losers: list[Action] = [Cancel(attempt) for attempt in sorted(self._pending)]
         self._pending.clear()
         return losers

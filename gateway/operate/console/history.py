@@ -96,9 +96,6 @@ class ConsoleHistory:
 
     # as an observer
 
-    def began(self, call: Call) -> None:
-        """Only the end of a request is counted."""
-
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         self.answered_models.add(call.request.model_name)
         left_s, route = reply.budget_left_s, reply.route

@@ -170,6 +170,16 @@ async def test_late_answers_turn_to_the_lesser_precision_where_it_is_allowed() -
 
 
 @on_virtual_time
+async def test_a_pool_so_late_that_it_answers_little_turns_too_and_back_when_nothing_comes() -> None:
+    limits = ControlLimits(latency_target_s=0.001, may_degrade=True, patience_s=30.0, dwell_s=10.0)
+    async with watched(control=limits) as watch:
+        await watch.looks(25, answers=3)
+        assert watch.steward.control.degraded
+        await watch.looks(25, answers=0)
+        assert not watch.steward.control.degraded
+
+
+@on_virtual_time
 async def test_a_defect_in_looking_ends_neither_the_looking_nor_the_service() -> None:
     async with watched() as watch:
         watch.free = (1.0, 0.0)

@@ -52,7 +52,7 @@ from tidegate.oip.http.codec import (
 )
 from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
-from tidegate.oip.offload import CodecThreads
+from tidegate.oip.offload import LARGE_BYTES, CodecThreads
 from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
@@ -223,30 +223,28 @@ class OipRoutes:
         return await self._infer(request, *_address(request))
 
     async def _infer(self, request: web.BaseRequest, name: str, version: str) -> web.Response:
-        with self._held.share() as share:
-            return await self._infer_within(share, request, name, version)
-
-    async def _infer_within(
-        self, share: BodyReservation, request: web.BaseRequest, name: str, version: str
-    ) -> web.Response:
         arrived_at = clock.now()
-        try:
-            host = await self._guard.admit(credentials_over_http(request, PROTOCOL))
-            call, binary, wanted = await self._call(request, share, host, name, version, arrived_at)
-        except ServeError as error:
-            if self._on_refused is not None:
-                self._on_refused(PROTOCOL, name, error)
-            raise
-        reply = await host.infer(call)
-        response = with_classes(reply.response, wanted) if wanted else reply.response
-        words = reply_parameters(reply)
-        warn_of_unknown(words, call.headers)
-        encoded = await self._aside.run(response.size_bytes, lambda: encode_response(response, binary, words))
-        answer = _answer(encoded, _answer_headers(call, reply, words))
-        asked = request.headers.get("Accept-Encoding")
-        if asked in _WINDOW_BITS:
-            await _compress(answer, encoded.body, asked)
-        return answer
+        with self._held.share() as share:
+            try:
+                host = await self._guard.admit(credentials_over_http(request, PROTOCOL))
+                call, binary, wanted = await self._call(request, share, host, name, version, arrived_at)
+            except ServeError as error:
+                if self._on_refused is not None:
+                    self._on_refused(PROTOCOL, name, error)
+                raise
+            reply = await host.infer(call)
+            response = with_classes(reply.response, wanted) if wanted else reply.response
+            words = reply_parameters(reply)
+            warn_of_unknown(words, call.headers)
+            if (size_bytes := response.size_bytes) <= LARGE_BYTES:
+                encoded = encode_response(response, binary, words)
+            else:
+                encoded = await self._aside.run(size_bytes, lambda: encode_response(response, binary, words))
+            answer = _answer(encoded, _answer_headers(call, reply, words))
+            asked = request.headers.get("Accept-Encoding")
+            if asked in _WINDOW_BITS:
+                await _compress(answer, encoded.body, asked)
+            return answer
 
     async def _call(
         self,
@@ -259,7 +257,10 @@ class OipRoutes:
     ) -> tuple[Call, BinaryOutputs, dict[str, int]]:
         body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
         manifest = host.manifest(name, version)
-        decoded = await self._aside.run(len(body), lambda: self._decode(request, body, manifest, version))
+        if len(body) <= LARGE_BYTES:
+            decoded = self._decode(request, body, manifest, version)
+        else:
+            decoded = await self._aside.run(len(body), lambda: self._decode(request, body, manifest, version))
         wanted = wanted_classes(decoded.request) if decoded.request.outputs else {}
         call = call_of(
             without_classes(decoded.request) if wanted else decoded.request,

@@ -19,9 +19,7 @@ chances = st.floats(0.0, 1.0)
 
 
 def path_of(*values_s: float) -> RttDistribution:
-    share, count = 1.0 / len(values_s), len(values_s)
-    below = tuple(index * share for index in range(count + 1))
-    return RttDistribution(tuple(sorted(values_s)), (share,) * count, below, sorted(values_s)[(count - 1) // 2])
+    return RttDistribution(tuple(sorted(values_s)), (1,) * len(values_s))
 
 
 paths = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=34).map(lambda values: path_of(*values))
