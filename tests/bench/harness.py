@@ -208,10 +208,14 @@ class Child:
         assert self._process is not None
         self._process.send_signal(number)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def cpu_s(self) -> float:
         """CPU seconds so far, of all its threads."""
-        assert self._process is not None
-        times = psutil.Process(self._process.pid).cpu_times()
+        times = psutil.Process(self.pid).cpu_times()
         return float(times.user + times.system)
 
     def _pin(self) -> None:
