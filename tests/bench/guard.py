@@ -25,9 +25,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from tests.bench import history, pool_server, provenance, workload
+from tests.bench import agent_hop, history, pool_server, provenance, workload
 from tests.bench.gateway_overhead import Measured, Timing, measure, start_systems
 from tests.bench.harness import Child, Spread, cores, machine, parser, table
+from tidegate.tools.build.demo.paced import PacedCosts, PacedNoise, add_paced
 
 BUDGET: Final = Path(__file__).parent / "budget.toml"
 SLACK: Final = 1.12  # budget over the median: a growth by a quarter exceeds it by as much again
@@ -92,8 +93,34 @@ async def pool() -> Ratios:
     return found
 
 
+def _instant(models: Path) -> Path:
+    """A repository with the model that the bench's agent serves."""
+    costs = PacedCosts(edge_ms=((1.0, 1e3 * agent_hop.MODEL_S), (8192.0, 1e3 * agent_hop.MODEL_S)))
+    add_paced(workload.MODEL, costs, models, noise=PacedNoise(edge=0.0))
+    return models
+
+
+async def agent() -> Ratios:
+    """All processes of an edge agent, beside a bare echo of the same frames."""
+    core, other_core = cores()
+    async with AsyncExitStack() as stack:
+        enter = stack.enter_async_context
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-guard-")))
+        echo = await enter(Child("link_echo", "-m", "tests.bench.link_echo", core=core))
+        floor = agent_hop.Running(echo.pid, echo.ready["addresses"]["grpc"])
+        system = await enter(agent_hop.agent(scratch / "agent", _instant(scratch / "models"), core=core))
+        callers = [(one, await enter(agent_hop.hop_client(one.address, other_core))) for one in (floor, system)]
+        found: Ratios = {"link": []}
+        for _ in range(2 * ROUNDS):
+            least, point = await asyncio.gather(
+                *(agent_hop.measure(one, caller, CONNECTIONS, ROUND) for one, caller in callers)
+            )
+            found["link"].append(point.cpu_s / least.cpu_s)
+    return found
+
+
 # What is guarded, by its section in budget.toml: one repeat, with processes of its own.
-GUARDED: Final[dict[str, Callable[[], Awaitable[Ratios]]]] = {"gateway": gateway, "pool": pool}
+GUARDED: Final[dict[str, Callable[[], Awaitable[Ratios]]]] = {"gateway": gateway, "pool": pool, "agent": agent}
 
 
 @dataclass(frozen=True)
