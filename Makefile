@@ -32,7 +32,7 @@ PARALLEL := -n $(CORES) $(TOGETHER)
 # Where tests of whole systems live (tests/conftest.py holds the marker to it), so that their run collects no others.
 WHOLE := tests/e2e tests/tidegate/testing
 BENCH_FLAGS ?=
-BENCHES ?= gateway_overhead pool_server decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
+BENCHES ?= gateway_overhead pool_server agent_hop decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
 	isolation identity_cost packing fleet degradation scaling small_device rollout_crashes observability_overhead replay dial_out
 RUN_FLAGS ?=
 
@@ -44,7 +44,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
 	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
 
-.PHONY: help setup clients checks peers tools run test test-fast lint lint-types lint-rules compiled fmt bench fuzz audit sbom proto clean
+.PHONY: help setup clients checks peers tools run test test-fast lint lint-types lint-rules compiled fmt bench figures bench-guard fuzz audit sbom proto clean
 
 help: ## Say what there is.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,6 +93,12 @@ fmt: setup ## Format the code and mend what can be mended.
 
 bench: setup ## Every benchmark in full, one after another. BENCH_FLAGS="--quick"
 	@for name in $(BENCHES); do echo "== $$name"; $(BIN)/python -m tests.bench.$$name $(BENCH_FLAGS); done
+
+figures: setup ## Write every measured figure of README and docs from tests/bench/results.
+	@$(BIN)/python -m tests.bench.figures
+
+bench-guard: setup ## CPU a request against the budget in tests/bench/budget.toml, on a machine with little other work.
+	@$(BIN)/python -m tests.bench.guard
 
 fuzz: setup checks ## Throw damaged and hostile input at everything, at random. FUZZ_MINUTES=60 FUZZ="oip-grpc manifests openapi"
 	$(BIN)/python -m tests.fuzz $(FUZZ)

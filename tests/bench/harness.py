@@ -9,9 +9,10 @@ A goal prints as one line that a script can read:
 
     goal NAME: FIGURE (aim >= X): met|short|skipped
 
-and everything measured goes to `tests/bench/results/NAME.json` with the configuration and the machine: `figures` are
-plain numbers by name, `detail` holds the spreads and samples behind them. `--quick` takes few and short measurements:
-it proves that the benchmark runs, its figures are noise.
+and everything measured goes to `tests/bench/results/NAME.json` with the commit, the configuration and the machine:
+`figures` are plain numbers by name, `detail` holds the spreads and samples behind them. These files are committed, and
+the figures of README and docs are taken from them (`tests/bench/figures.py`). `--quick` takes few and short
+measurements: it proves that the benchmark runs, its figures are noise; they go to `results/quick`, which git ignores.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +33,8 @@ from types import TracebackType
 from typing import Any, Literal
 
 import psutil
+
+from tests.bench.provenance import measured_at
 
 RESULTS = Path(__file__).parent / "results"
 ROOT = Path(__file__).parents[2]
@@ -87,16 +91,22 @@ class Report:
     config: dict[str, Any]
     figures: dict[str, Any] = field(default_factory=dict)
     goals: list[Goal] = field(default_factory=list)
+    measured: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.measured = measured_at(self.name)  # now, and not at the end: commits may come while it runs
 
     def goal(self, goal: Goal) -> None:
         self.goals.append(goal)
         print(goal, flush=True)
 
-    def write(self) -> Path:
-        RESULTS.mkdir(exist_ok=True)
-        path = RESULTS / f"{self.name}.json"
+    def write(self, folder: Path | None = None) -> Path:
+        folder = folder or (RESULTS / "quick" if "--quick" in sys.argv else RESULTS)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{self.name}.json"
         found = {
             "name": self.name,
+            "measured": self.measured,
             "machine": machine(),
             "config": self.config,
             "figures": numbers(self.figures),
@@ -104,7 +114,7 @@ class Report:
             "goals": [{**asdict(goal), "verdict": goal.verdict} for goal in self.goals],
         }
         path.write_text(json.dumps(found, indent=2, default=_plain) + "\n")
-        print(f"results in {path.relative_to(ROOT)}")
+        print(f"results in {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}")
         return path
 
 
@@ -215,12 +225,19 @@ class Child:
 
     def cpu_s(self) -> float:
         """CPU seconds so far, of all its threads."""
-        times = psutil.Process(self.pid).cpu_times()
-        return float(times.user + times.system)
+        return cpu_s(self.pid)
 
     def _pin(self) -> None:
         if self._core is not None:
             os.sched_setaffinity(0, {self._core})
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a process. On Linux its own clock tells, in nanoseconds; elsewhere ticks of 10 ms do."""
+    if sys.platform == "linux":
+        return time.clock_gettime(~pid << 3 | 2)  # as clock_getcpuclockid(3) makes it
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def cores() -> tuple[int | None, int | None]:

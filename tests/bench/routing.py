@@ -23,8 +23,9 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
+from typing import Any
 
 from simulator.baselines.policies import AS_AUTHORS, ORACLE, POLICIES, UNHEDGED, WITH_LEDGER
 from simulator.optimum.bound import AttainmentBound, NoSolver, upper_bound
@@ -136,11 +137,25 @@ def _loads(loaded: LoadedScenario, knee_rps: float, plan: Plan, report: Report) 
     report.figures["attainment"] = {}
     for one in found.all:
         report.figures["attainment"].setdefault(one.policy, {})[f"{one.load:g}"] = fmean(one.attainment)
+    report.figures["in_time"] = {f"{load_:g}": _in_time(found, load_) for load_ in plan.loads}
     report.figures["loads"] = [one.plain() for one in found.all]
     report.figures["gains"] = {str(load_): _gain(found, load_) for load_ in plan.loads}
     for goal in _goals(found):
         report.goal(goal)
     return found
+
+
+def _in_time(found: Found, load_: float) -> dict[str, Any]:
+    """Shares in time, ours and the best of each kind: the mean over seeds with its 95 % interval."""
+    ours, seeing = found.ours(load_), found.of(ORACLE, load_)
+    samples = {
+        "tidegate": ours.attainment,
+        "highest_class": ours.by_priority[min(ours.by_priority)],
+        "best_as_authors": found.best(AS_AUTHORS, load_).attainment,
+        "best_with_ledger": found.best(WITH_LEDGER, load_).attainment,
+        **({"clairvoyant": seeing.attainment} if seeing else {}),
+    }
+    return {name: asdict(MeanInterval.of(values)) for name, values in samples.items()}
 
 
 def _finalists(broad: Found, names: Sequence[str], plan: Plan) -> list[str]:

@@ -308,7 +308,10 @@ def _judge(fleet: Fleet, pairs: Sequence[Pair], report: Report) -> None:
         }
         report.goal(Goal(f"{name}_attainment_gap", abs(pair.attainment_gap.median), fleet.attainment_aim, "<="))
         report.goal(Goal(f"{name}_share_gap", abs(shares[widest].median), SHARE_AIM, "<=", why=f"widest: {widest}"))
-    report.figures[fleet.name] = found
+    report.figures[fleet.name] = found | {
+        "widest_attainment_gap": max(abs(pair.attainment_gap.median) for pair in pairs),
+        "widest_share_gap": max(abs(gap.median) for pair in pairs for gap in pair.share_gaps().values()),
+    }
 
 
 def main() -> None:

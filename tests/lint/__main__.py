@@ -8,6 +8,7 @@ from tests.lint.citations import dead_citations, dead_citations_of_pages
 from tests.lint.class_names import repeated_class_names
 from tests.lint.construction import positional_construction
 from tests.lint.docstrings import riddles
+from tests.lint.figures import figure_violations
 from tests.lint.folders import crowded_folders
 from tests.lint.tree import sources
 from tests.lint.wiring import wired_from_outside
@@ -24,9 +25,12 @@ def main() -> int:
         riddles,
         dead_citations,
     )
-    found = [violation for rule in rules for violation in rule(read)] + dead_citations_of_pages()
+    of_figures, stale = figure_violations(read)
+    found = [violation for rule in rules for violation in rule(read)] + dead_citations_of_pages() + of_figures
     for violation in found:
         print(violation)
+    if stale:
+        print(stale)
     print(
         f"{len(found)} violations of the rules of this code base in {len(read)} files" if found else "rules: all kept"
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Final
+
+from tests.bench.provenance import git
 
 ROOT: Final = Path(__file__).parents[2]
 PRODUCT: Final = ("gateway", "edge_agent", "cloud_pool", "tidegate", "simulator")
@@ -48,9 +49,16 @@ class Violation:
 
 def tracked(*endings: str) -> list[str]:
     """Files of the checkout that are tracked or new, and not ignored."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    return sorted({path for path in listed if path.endswith(endings) and (ROOT / path).is_file()})
+    return sorted({path for path in listed(ROOT) if path.endswith(endings) and (ROOT / path).is_file()})
+
+
+def listed(root: Path) -> list[str]:
+    """What git lists; in an export without git, everything that is not hidden or compiled."""
+    found = git("ls-files", "--cached", "--others", "--exclude-standard", root=root)
+    if found is not None:
+        return found.splitlines()
+    paths = (path.relative_to(root) for path in root.rglob("*") if path.is_file())
+    return [str(path) for path in paths if not any(part[0] == "." or part == "__pycache__" for part in path.parts)]
 
 
 def sources() -> list[Source]:

@@ -48,23 +48,32 @@ def _against_others(bench: Bench, report: Report) -> None:
         ("rate_250_over_sjf", in_250, ("sjf",), 1.05),
     ):
         report.goal(_over(bench, name, "deadline", budget_s, over, aim))
+        if (spread := _spread(bench, "deadline", budget_s, over)) is not None:
+            report.figures[name] = spread
     held = bench.rates.of("deadline", in_250)
     report.goal(Goal("rate_250_over_limit.stretch", ratios(held, bench.limit[: len(held)]).median, 0.9))
 
 
 def _over(bench: Bench, name: str, ours: str, budget_s: float, over: Sequence[str], aim: float) -> Goal:
-    held = bench.rates.of(ours, budget_s)
-    if not held:
+    if not bench.rates.of(ours, budget_s):
         return Goal(name, None, aim, why=_NOT_SOUGHT)
+    spread = _spread(bench, ours, budget_s, over)
+    return Goal(name, None, aim, why=_NO_PEER) if spread is None else Goal(name, spread.median, aim)
+
+
+def _spread(bench: Bench, ours: str, budget_s: float, over: Sequence[str]) -> Spread | None:
+    """Our rate over the best of the others', repeat by repeat; None without both."""
+    held = bench.rates.of(ours, budget_s)
     best = [bench.rates.best(over, budget_s, repeat) for repeat in range(len(held))]
-    if not all(best):
-        return Goal(name, None, aim, why=_NO_PEER)
-    return Goal(name, ratios(held, best).median, aim)
+    return ratios(held, best) if held and all(best) else None
 
 
 def _against_limit(bench: Bench, report: Report) -> None:
     closed = ratios(bench.closed["deadline"][64], bench.limit)
     report.figures["closed_64_over_limit"] = closed
+    report.figures["closed_64_over_limit_of"] = {
+        name: ratios(found[64], bench.limit[: len(found[64])]) for name, found in bench.closed.items() if found.get(64)
+    }
     report.goal(Goal("closed_64_over_limit", closed.median, 0.95))
     for name in ("deadline", "deadline-oip"):
         found = ratios(bench.p50_s[name], bench.bare_s[: len(bench.p50_s[name])])
