@@ -131,9 +131,10 @@ def _addresses(host: str) -> frozenset[IPv4Address | IPv6Address]:
     if host.lower() == "localhost":
         return _LOCALHOST
     try:
-        return frozenset({ip_address(host or "::")})
+        address = ip_address(host or "::")
     except ValueError:
         return frozenset()
+    return frozenset({address})
 
 
 def _listen_error(port: ConfiguredPort) -> int | None:
