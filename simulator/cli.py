@@ -102,12 +102,14 @@ def simulate(
             "--replay brings its own scenario and load: leave SCENARIO and --load out (--rate is fine)"
         )
     try:
+        if plot is not None or timeline is not None:
+            plots.check_installed()
         replayed = None if recording is None else replay(recording)
         loaded = load(str(scenario)) if replayed is None else replayed.loaded
         loaded = _changed(loaded, seconds, jitter, rate, more_devices, links)
         chosen = _policies(policy or (replayed.policy if replayed else "tidegate"))
         found = _sweep(loaded, chosen, _loads(loads), range(1, seeds + 1), processes)
-    except (ScenarioError, ValueError) as error:
+    except (ScenarioError, plots.NoPlot, ValueError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         printed: dict[str, object] = {"scenario": loaded.source, "figures": [one.plain() for one in found]}

@@ -98,6 +98,11 @@ def _finish(plt: Any, figure: Any, axes: Any, path: Path) -> None:
         plt.close(figure)
 
 
+def check_installed() -> None:
+    """Raises NoPlot without matplotlib, so that nobody waits for a run whose plot cannot be drawn."""
+    _pyplot()
+
+
 def _pyplot() -> Any:
     try:
         import matplotlib

@@ -1,12 +1,14 @@
 """A part of the system that does as its configuration says, for the tests of `tidegate.tools.up.children`.
 
-Keys: `before_ready` (`fail`: say why and exit 1 · `crash`: print to stderr and exit 3), `deaf` (ignore SIGTERM),
+Keys: `before_ready` (`fail`: say why and exit 1 · `crash`: print to stderr and exit 3 · `import`: a package that is not
+installed), `deaf` (ignore SIGTERM),
 `worker` (start a process that sleeps, and tell its pid), `print` (a line that is no event).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import signal
 import subprocess
 import sys
@@ -35,6 +37,8 @@ def behave(how: dict[str, Any]) -> None:
     if how.get("before_ready") == "crash":
         print("first words\nlast words", file=sys.stderr)
         sys.exit(3)
+    if how.get("before_ready") == "import":
+        importlib.import_module("package_of_an_extra.part")
     if how.get("deaf"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if how.get("print"):

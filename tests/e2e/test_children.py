@@ -98,6 +98,15 @@ async def test_a_child_that_crashes_before_it_is_ready_is_not_tried_again_and_it
     assert heard.changes == []
 
 
+async def test_a_child_without_a_package_of_an_extra_says_what_to_install(make: Callable[..., Child]) -> None:
+    async with make(before_ready="import") as child:
+        with pytest.raises(ChildFailed) as failed:
+            await child.ready()
+    words = str(failed.value)
+    assert words.startswith("fake did not start: it needs package_of_an_extra: pip install 'tidegate[demo]'\n(log: ")
+    assert "Traceback" not in words
+
+
 async def test_a_program_that_does_not_exist_fails_with_what_python_says(make: Callable[..., Child]) -> None:
     async with make(module="tests.e2e.no_such_part") as child:
         with pytest.raises(ChildFailed, match=r"No module named tests\.e2e\.no_such_part"):

@@ -168,6 +168,25 @@ def test_a_command_that_does_not_exist_is_answered_with_the_ones_that_are_like_i
     assert "Did you mean" not in run("xyzzy").output
 
 
+def test_an_option_that_does_not_exist_is_answered_with_the_one_that_is_like_it() -> None:
+    for words, meant in ((("up", "--edgs", "3"), "--edges"), (("config", "check", "a", "--fo", "edge"), "--for")):
+        told = run(*words)
+        assert told.exit_code == 2
+        assert re.search(rf"Did you mean.*{meant}", " ".join(told.output.split())), told.output
+
+
+@pytest.mark.parametrize(
+    "words", [("--models", "typo"), ("--ship", "typo.pub"), ("--link", "pol=lte_driving"), ("--edges", "-1")]
+)
+def test_up_with_a_mistyped_option_leaves_nothing_behind(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = run("up", *words)
+    assert told.exit_code != 0 and words[1].partition("=")[0] in told.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def groups(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Group]]:
     if isinstance(command, click.Group):
         yield path, command

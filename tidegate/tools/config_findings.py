@@ -48,7 +48,7 @@ READ_IF_THERE: Final = frozenset({"sensors"})
 FOLDERS: Final = frozenset({"artifacts.folder", "cgroup", "metrics_dir", "model_repository", "sensors", "state_dir"})
 # Where a port listens, if not at `host`.
 HOST_OF: Final = {"admin_port": "admin_host", "artifacts.port": "artifacts.host", "metrics_port": "metrics_host"}
-_LOCALHOST: Final = frozenset({IPv4Address("127.0.0.1"), IPv6Address("::1")})
+_LOCALHOST: Final[frozenset[IPv4Address | IPv6Address]] = frozenset({IPv4Address("127.0.0.1"), IPv6Address("::1")})
 _CHECK_AS: Final = "check as the user that the service runs as"
 
 

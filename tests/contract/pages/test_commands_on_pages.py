@@ -17,6 +17,7 @@ import pytest
 
 from tests.contract.pages.text import CHANGELOG, Piece, blocks, deployed, inline_code, pages, read
 from tests.contract.surface.declared import COMMANDS, loaded
+from tests.contract.surface.record import recorded
 from tests.lint.tree import sources
 from tidegate.cli import cli
 
@@ -120,6 +121,20 @@ def test_every_command_that_is_shown_exists_with_its_options() -> None:
     wrong = [f"{one.place}: `{one.text}`: {why}" for one in found if (why := problem(one.text))]
     assert not wrong, "\n".join(wrong)
     assert len({one.page for one in found}) > 100, "examples of pages, deploy/ and the code are read"
+
+
+def test_every_option_that_prose_names_exists() -> None:
+    """Of any command: prose often leaves the command out. Those of benches and of containers are another's."""
+    known = {name for line in [*recorded("cli"), *recorded("pytest_plugin")] for name in re.findall(r"--[a-z-]+", line)}
+    others = {"--rows", "--first-seed", "--shm-size", "--help", "--strict"}
+    named = {
+        (code.place, option)
+        for page in pages()
+        for code in inline_code(page)
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", code.text)
+    }
+    assert len(named) > 60
+    assert {one for one in named if one[1] not in known | others} == set()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
@@ -18,12 +19,14 @@ from gateway.core.history import trace_format
 from simulator.scenarios.scenario import Scenario
 from tests.contract.pages.text import pages, prose, read, rows
 from tests.contract.surface.record import recorded
+from tests.lint.tree import sources
 from tidegate.caller import RIGHTS
 from tidegate.fleet.conditions import Mode
 from tidegate.models.manifest import BatchingPolicy, EngineName, Unsure
 from tidegate.netsim.links.stream import StreamProfile
 from tidegate.netsim.proxy.link import Kind as PartitionKind
 from tidegate.outcome import ERRORS
+from tidegate.tools.build import trust_cli
 
 CODE = re.compile(r"`([^`]+)`")
 
@@ -83,6 +86,23 @@ def test_the_reasons_of_a_route_are_words_that_the_code_has() -> None:
 def test_the_rights_of_a_credential_are_all_told() -> None:
     (row,) = (cells for head, cells, _ in rows("docs/security.md") if head[0] == "grant" and cells[0] == "rights")
     assert tuple(CODE.findall(row[2])) == RIGHTS
+
+
+def test_every_audit_line_of_a_command_is_told() -> None:
+    """Each kind that the code writes: the words of `audit_log.note` and of what calls it."""
+    noted = {
+        found.value
+        for source in sources()
+        if source.is_product
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("audit_log.note", "record_in_trail")
+        for one in node.args
+        for found in ast.walk(one)
+        if isinstance(found, ast.Constant) and isinstance(found.value, str)
+    } | set(trust_cli._ACTIONS.values())  # noqa: SLF001  # they stand nowhere else
+    table = [cells for head, cells, _ in rows("docs/security.md") if head[:3] == ("command", "file", "`audit`")]
+    assert len(noted) > 8
+    assert codes(cells[2] for cells in table) == noted
 
 
 def test_the_states_of_a_link_have_the_numbers_and_the_words_of_the_code() -> None:

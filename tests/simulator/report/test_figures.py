@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import NormalDist
@@ -146,6 +147,18 @@ def test_scenarios_and_policies_are_listed() -> None:
     found = CliRunner().invoke(command, ["--list"])
     assert found.exit_code == 0
     assert "office_wifi" in found.output and "policies: tidegate" in found.output
+
+
+def test_without_the_package_for_plots_nothing_is_simulated_first(
+    scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for option in ("--plot", "--timeline"):
+        found = CliRunner().invoke(command, [scenario, option, str(tmp_path / "picture.png")])
+        assert found.exit_code == 1
+        assert found.output == (
+            "Error: plots need matplotlib, which is not installed: pip install 'tidegate[simulate]'\n"
+        )
 
 
 @pytest.mark.slow

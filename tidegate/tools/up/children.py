@@ -18,9 +18,10 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -32,6 +33,9 @@ from tidegate.workers import exit_status
 RESTART_AFTER_S: Final = 2.0
 LOG_TAIL_LINES: Final = 12
 EVENT_LINE_MAX_BYTES: Final = 1 << 20
+
+OURS: Final = frozenset({"gateway", "edge_agent", "cloud_pool", "simulator", "tidegate"})
+_MISSING: Final = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 
 Event = Mapping[str, Any]
 
@@ -232,6 +236,8 @@ class Child:
         if self._failed_reason:
             return f"{name} did not start: {self._failed_reason}\n(log: {log})"
         tail = log_tail(log, self._log_start_bytes)
+        if package := missing_package(tail):
+            return f"{name} did not start: it needs {package}: pip install 'tidegate[demo]'\n(log: {log})"
         return "\n".join([f"{name} did not start: it {how}. The end of {log}:", *(f"  {line}" for line in tail)])
 
     def _obituary(self, how: str) -> str:
@@ -266,6 +272,12 @@ def parse_event(line: bytes) -> Event | None:
 def describe_exit(code: int) -> str:
     """How a part of the system ended, for the person who started it."""
     return exit_status.describe_exit(code, exited="ended with exit code", killed="was ended by")
+
+
+def missing_package(tail: Sequence[str]) -> str:
+    """The package without which a child ended, by its last words; "" for any other end, and for a module of ours."""
+    found = _MISSING.match(tail[-1]) if tail else None
+    return found[1] if found is not None and found[1] not in OURS else ""
 
 
 def log_tail(path: Path, start_bytes: int) -> list[str]:
