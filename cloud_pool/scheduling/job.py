@@ -161,7 +161,7 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        return sum(part.piece.extent.rows for part in self.parts)
+        return self.shape.rows
 
     @property
     def is_search(self) -> bool:

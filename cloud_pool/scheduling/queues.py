@@ -47,12 +47,15 @@ class InstanceQueues:
 
     def ahead(self, key: float) -> tuple[int, float]:
         """How many items for any worker wait before an order key, and the seconds that they should take."""
-        ahead = [queue.batcher.ahead(key) for queue in self._shared.values()]
-        return sum(count for count, _ in ahead), sum(seconds for _, seconds in ahead)
+        total, total_s = 0, 0.0
+        for queue in self._shared.values():
+            count, seconds = queue.batcher.ahead(key)
+            total, total_s = total + count, total_s + seconds
+        return total, total_s
 
     def drain_s(self) -> float:
         """Seconds of one worker that all items for any worker should take."""
-        return sum(queue.batcher.drain_s() for queue in self._shared.values())
+        return sum([queue.batcher.drain_s() for queue in self._shared.values()])
 
     def shared_by(self, workers: int) -> None:
         """Set how many workers feed from the queues that are not bound to one of them."""

@@ -206,7 +206,8 @@ class PoolScheduler:
 
     def queue_delay_s(self, now: float) -> float:
         """Predicted wait of a request that arrives now with the default priority and a late deadline."""
-        return self.seats.busy_s(now) + self.queues.drain_s() / self.seats.width
+        busy_s, width = self.seats.outlook(now)
+        return busy_s + self.queues.drain_s() / width
 
     def __repr__(self) -> str:
         return f"<PoolScheduler {self.seats!r}, {self.queued} waiting, {self.in_flight} in flight>"
@@ -247,9 +248,10 @@ class PoolScheduler:
             return
         key, now = job.parts[0].queued.key, clock.now()
         count, ahead_s = self.queues.ahead(key)
+        busy_s, width = self.seats.outlook(now)
         own_s = sum([job.lane.alone_s(part.piece.shape) for part in job.parts])
-        work_s = ahead_s / self.seats.width + own_s / min(self.seats.width, len(job.parts))
-        job.ask.on_accepted(Accepted(self.in_flight + count, self.seats.busy_s(now) + work_s))
+        work_s = ahead_s / width + own_s / min(width, len(job.parts))
+        job.ask.on_accepted(Accepted(self.in_flight + count, busy_s + work_s))
 
     def _forget(self, job: Job) -> None:
         """Forget a job whose caller has its answer or has left. Its part in a running batch is ignored at the end."""

@@ -204,14 +204,19 @@ class WorkerSlots:
 
     def busy_s(self, now: float) -> float:
         """Predicted seconds until one of the workers is free."""
-        if not self._slots:
-            return max(0.0, self.back_at - now)
-        return min([slot.busy_for_s(now) for slot in self._serving() or self])
+        return self.outlook(now)[0]
 
     @property
     def width(self) -> int:
         """How many workers share the queue; 1 while there is none."""
-        return max(1, int(min(self.most_at_once, len(self._serving()))))
+        return self._width(len(self._serving()))
+
+    def outlook(self, now: float) -> tuple[float, int]:
+        """`busy_s` and `width`: every answer and every accept-ack tells both."""
+        if not self._slots:
+            return max(0.0, self.back_at - now), 1
+        serving = self._serving()
+        return min([slot.busy_for_s(now) for slot in serving or self]), self._width(len(serving))
 
     @property
     def in_flight(self) -> int:
@@ -223,9 +228,12 @@ class WorkerSlots:
                 count += len(slot.prepared.parts)
         return count
 
+    def _width(self, serving: int) -> int:
+        return max(1, int(min(self.most_at_once, serving)))
+
     def _serving(self) -> list[WorkerSlot]:
         helps = self.standby is not None and bool(self.standby.reason)
-        return [slot for slot in self if helps or not slot.standby]
+        return [slot for slot in self._slots.values() if helps or not slot.standby]
 
     def _reserve_helps(self, now: float, wait_s: Callable[[], float]) -> bool:
         if self.standby is None:

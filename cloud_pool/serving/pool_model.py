@@ -112,14 +112,13 @@ class PoolModel:
         if not demanded and self._relief.active():
             variants = sorted(variants, key=lambda one: not self._relief.is_lesser(one))
         # Rows are no limit here: a request of many is run in parts.
-        fitting = (one for one in variants if fits(work, max_batch=None, max_tokens=one.max_tokens))
-        chosen = next(fitting, None)
-        if chosen is None:
-            limits = ", ".join(f"{one.name} up to {one.max_tokens}" for one in variants)
-            raise NotSupported(
-                f"{self.label!r} on {self._server_name} takes no rows of {work.longest_row} (max_tokens: {limits})"
-            )
-        return chosen
+        for one in variants:
+            if fits(work, max_batch=None, max_tokens=one.max_tokens):
+                return one
+        limits = ", ".join(f"{one.name} up to {one.max_tokens}" for one in variants)
+        raise NotSupported(
+            f"{self.label!r} on {self._server_name} takes no rows of {work.longest_row} (max_tokens: {limits})"
+        )
 
     async def compute(self, computation: Computation) -> Computed:
         """Wait for a turn in a batch, with the state of the request's sequence.

@@ -75,8 +75,8 @@ class FairShare:
 
     def charge(self, group: str, seconds: float) -> None:
         """Charge seconds of a device to a group; negative seconds return what was predicted and not needed."""
-        if not isfinite(seconds):
-            return
+        if not isfinite(seconds) or (len(self._owed_s) == 1 and group in self._owed_s):
+            return  # a group that is alone owes what it takes to itself
         # The seconds are owed to the groups with work, to this one, and to groups in debt; only this one gets them.
         self._owed_s.setdefault(group, 0.0)
         self._spread(seconds, {*self._busy, group, *(one for one, owed_s in self._owed_s.items() if owed_s < 0.0)})

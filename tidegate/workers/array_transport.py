@@ -51,8 +51,8 @@ class Handover:
 
     def frame(self, message: RunEngine | RunCompleted, laid: ArrayPayload) -> list[Buffer]:
         """The frame that takes these arrays to the other end. Raises FrameError: the header is too large."""
-        if isinstance(message, RunEngine):
-            message = msgspec.structs.replace(message, freed=self._incoming.take_freed())
+        if isinstance(message, RunEngine) and (freed := self._incoming.take_freed()):
+            message = msgspec.structs.replace(message, freed=freed)
         if laid.size_bytes < self._share_from_bytes:
             return pack_with(message, laid)
         segment = self._outgoing.write(laid.parts, laid.size_bytes)

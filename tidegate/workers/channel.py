@@ -238,7 +238,7 @@ def _raw(name: str, array: NDArray[Any]) -> tuple[str, Buffer]:
             raise FrameError(f"array {name!r} holds something that is neither bytes nor text: {error}") from error
     if array.dtype.kind not in "biuf":
         raise FrameError(f"array {name!r} is of type {array.dtype}, which does not travel")
-    flat = np.ascontiguousarray(array).reshape(-1)
+    flat = array.reshape(-1)  # a view where the array is contiguous, and else a copy that is
     return array.dtype.str, flat.view(np.uint8).data
 
 

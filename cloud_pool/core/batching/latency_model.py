@@ -41,6 +41,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
 from math import exp, inf, log, sqrt
+from operator import ge
 from statistics import NormalDist
 from typing import Final, TypeVar
 
@@ -207,6 +208,9 @@ def _blended(known: Numbers3, prior: Numbers3, seen: Numbers3, weight: float) ->
 def _bounded(information: Symmetric, total: Vector) -> Vector:
     """The least squares' solution with no coefficient below its LEAST."""
     # Active set: solve for the free coefficients, fix the one that is furthest below its bound, and solve again.
+    unbounded = _solved_for_all(information, total)
+    if all(map(ge, unbounded, LEAST)):
+        return unbounded
     free, found = [0, 1, 2], list(LEAST)
     while free:
         for at, value in zip(free, _solved(information, total, free), strict=True):
@@ -217,6 +221,17 @@ def _bounded(information: Symmetric, total: Vector) -> Vector:
         found[worst] = LEAST[worst]
         free.remove(worst)
     return found[0], found[1], found[2]
+
+
+def _solved_for_all(information: Symmetric, total: Vector) -> Vector:
+    """`_solved` where all are free, spelled out, as most batches need no more."""
+    (aa, ab, ac, bb, bc, cc), (a, b, c) = information, total
+    by_b, by_c = ab / aa, ac / aa
+    bb, bc, cc = bb - by_b * ab, bc - by_b * ac, cc - by_c * ac
+    b, c = b - by_b * a, c - by_c * a
+    third = (c - bc / bb * b) / (cc - bc / bb * bc)
+    second = (b - bc * third) / bb
+    return (a - ab * second - ac * third) / aa, second, third
 
 
 _AT: Final = ((0, 1, 2), (1, 3, 4), (2, 4, 5))  # where a symmetric matrix keeps each of its entries

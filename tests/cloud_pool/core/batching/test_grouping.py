@@ -188,3 +188,38 @@ def test_pricing_all_runs_at_once_finds_what_one_after_another_finds(
     groups = cheapest_groups(shapes, Formula(cpu_s), limits, rooms_s)
     total_s = sum(cpu_s(padded_shape([shapes[index] for index in group]).units) for group in groups)
     assert total_s == pytest.approx(cheapest_by_looking_at_one_run_after_another(shapes, limits, rooms_s))
+
+
+def cheapest_split_s(alike: int, service_s: Callable[[int], float], most: int) -> float:
+    """Seconds of so many requests that are alike, in groups of at most `most`, by looking at all splits."""
+    best_s = [0.0]
+    for count in range(1, alike + 1):
+        best_s.append(min(service_s(size) + best_s[count - size] for size in range(1, min(count, most) + 1)))
+    return best_s[-1]
+
+
+@pytest.mark.parametrize("service_s", [cpu_s, gpu_s, lambda units: 0.001 * units**0.7], ids=["line", "flat", "curve"])
+@pytest.mark.parametrize("limits", [BatchLimits(1), BatchLimits(4), BatchLimits(32), BatchLimits(32, 100.0)])
+def test_requests_that_are_alike_cost_what_the_best_of_all_splits_costs(
+    service_s: Callable[[float], float], limits: BatchLimits
+) -> None:
+    most = int(min(limits.max_rows, limits.max_work // 16))
+    for alike in range(2, 65, 7):
+        shapes = [row(16)] * alike
+        groups = cheapest_groups(shapes, Formula(service_s), limits)
+        total_s = sum(service_s(16.0 * len(group)) for group in groups)
+        assert total_s == pytest.approx(cheapest_split_s(alike, lambda size: service_s(16.0 * size), most))
+        assert sorted(index for group in groups for index in group) == list(range(alike))
+
+
+def test_of_requests_that_are_alike_those_whose_turn_is_first_fill_the_first_batch() -> None:
+    groups = cheapest_groups([row(16)] * 70, Formula(cpu_s), BatchLimits(32))
+    assert groups == [list(range(32)), list(range(32, 64)), list(range(64, 70))]
+
+
+def test_full_batches_of_requests_that_are_alike_are_no_rule_where_each_one_more_costs_more() -> None:
+    def knee_s(units: float) -> float:
+        return 0.010 + (0.0 if units <= 64 else 0.0004 * (units - 64))
+
+    groups = cheapest_groups([row(16)] * 8, Formula(knee_s), BatchLimits(32))
+    assert [len(group) for group in groups] == [4, 4]

@@ -195,3 +195,15 @@ def test_it_shows_what_it_has_learned() -> None:
     taught(model, 80, sigma=0.0)
     assert repr(model).startswith("<LatencyModel <CostTable 1:2.60ms … 8192:2500.00ms> x (1.")
     assert repr(model).endswith("after 80 batches>")
+
+
+def test_what_is_learned_is_forgotten_alike_by_one_look_and_by_one_for_each_of_many_requests() -> None:
+    seldom, often = LatencyModel(POINTS), LatencyModel(POINTS)
+    for model in (seldom, often):
+        taught(model, 100, slow=3.0)
+        model.relax(0.0)
+    seldom.relax(FORGET_S)
+    for request in range(10_000):
+        often.relax(FORGET_S * (request + 1) / 10_000)
+    assert often.predict_s(512, 64) == pytest.approx(seldom.predict_s(512, 64), rel=0.01)
+    assert often.predict_s(512, 64) < 0.8 * 3.0 * true_s(512, 64)

@@ -14,9 +14,11 @@ from msgspec.structs import replace
 from tests.tidegate.oip.tensors import PARAMETERS, several
 from tidegate.oip.content_limits import DEFAULT
 from tidegate.oip.grpc.codec import (
+    bytes_from_response,
     message_from_request,
     message_from_response,
     request_from_message,
+    response_from_bytes,
     response_from_message,
 )
 from tidegate.outcome import BadAnswer, InvalidRequest, NotSupported
@@ -48,6 +50,15 @@ def test_a_response_crosses_the_wire_unchanged(
     outputs = tuple(replace(tensor, parameters=own) for tensor in outputs)
     response = InferResponse("m", "2", outputs, id_, parameters)
     assert response_from_message(over_the_wire(message_from_response(response))) == response
+    assert response_from_bytes(bytes_from_response(response)) == response
+
+
+@pytest.mark.parametrize("size_bytes", [0, 1, 127, 128, 16383, 16384, 2**21])
+def test_an_answer_that_is_joined_from_its_parts_is_the_message_that_it_stands_for(size_bytes: int) -> None:
+    outputs = (Tensor("a", Datatype.UINT8, (size_bytes,), bytes(size_bytes)), Tensor("b", Datatype.INT8, (1, 1), b"x"))
+    response = InferResponse("m", "2", outputs, "ä" * min(size_bytes, 200))
+    joined = oip_pb2.ModelInferResponse.FromString(bytes_from_response(response))
+    assert joined == message_from_response(response)
 
 
 def test_views_are_sent_as_the_bytes_that_they_show() -> None:
