@@ -47,7 +47,6 @@ from tidegate.workers.sandbox import SandboxMode
 from tidegate.workers.starvation import awake_s, starved_s
 
 PIPELINE = 2
-_READ_AHEAD_BYTES = 1 << 20
 _HELLO = 0  # the id under which the child's first message is awaited; calls count from 1
 _STOP_GRACE_S = 1.0  # from closing the socket to SIGKILL; the child leaves within milliseconds of the socket's end
 
@@ -104,6 +103,63 @@ class ComputeResult:
 _Answer = tuple[channel.FromChild, Buffer]
 
 
+class ChildFrames(asyncio.Protocol):
+    """Cuts what comes from a child into frames, and hands each on in the turn of the loop in which it is complete.
+
+    A stream reader would wake a task for it, which would wake the caller's: one more turn of the loop for each call.
+
+    Args:
+        take: called with each message and what followed it; may raise FrameError, which ends the connection.
+    """
+
+    def __init__(self, take: Callable[[channel.FromChild, Buffer], None]) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # at the socket's end, or failed
+        self._take = take
+        self._parts: list[bytes] = []  # of a frame that is not complete
+        self._there = 0  # bytes in them
+        self._needed = channel.PREFIX_BYTES  # until then nothing can be done
+
+    def data_received(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._there += len(data)
+        if self._there < self._needed or self.ended.done():
+            return
+        whole = data if len(self._parts) == 1 else b"".join(self._parts)
+        try:
+            left = whole[self._cut(whole) :]
+        except FrameError as error:
+            self._parts.clear()
+            self.ended.set_exception(error)
+            return
+        self._parts, self._there = [left] if left else [], len(left)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """However the connection ended, the exit status says the rest."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def _cut(self, whole: bytes) -> int:
+        """Hand on the frames that are complete; returns where the first one that is not begins."""
+        at = 0
+        while True:
+            begins = at + channel.PREFIX_BYTES
+            self._needed = channel.PREFIX_BYTES
+            if len(whole) < begins:
+                return at
+            header_bytes, payload_bytes = channel.parse_prefix(whole[at:begins])
+            follows = begins + header_bytes
+            ends = follows + payload_bytes
+            if len(whole) < ends:
+                self._needed = ends - at
+                return at
+            # The payload as bytes of its own: aligned, and what arrays keep alive when they are kept is no more.
+            self._take(channel.parse_from_child(whole[begins:follows]), whole[follows:ends])
+            at = ends
+
+    def __repr__(self) -> str:
+        return f"<ChildFrames {self._there} of {self._needed} bytes there>"
+
+
 class WorkerProcess:
     """One child process, alive inside `async with`.
 
@@ -132,7 +188,7 @@ class WorkerProcess:
         self._cores = cores
         self._start_timeout_s = start_timeout_s
         self._process: asyncio.subprocess.Process | None = None
-        self._writer: asyncio.StreamWriter | None = None
+        self._socket: asyncio.Transport | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._places = asyncio.Semaphore(PIPELINE)
         self._pending: dict[int, asyncio.Future[_Answer]] = {}
@@ -234,15 +290,16 @@ class WorkerProcess:
             self._scratch = tempfile.mkdtemp(prefix="tidegate-worker-")
         self._handover = Handover.to_child(self._share_from_bytes)
         ours, theirs = socket.socketpair()
+        hello = self._expect(_HELLO)
         with theirs:
             try:
                 self._process = await self._spawn(theirs)
-                reader, self._writer = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD_BYTES)
+                loop = asyncio.get_running_loop()
+                self._socket, frames = await loop.create_connection(lambda: ChildFrames(self._take), sock=ours)
             except BaseException:
                 ours.close()
                 raise
-        hello = self._expect(_HELLO)
-        self._watcher = asyncio.create_task(self._watch(reader), name=f"worker {self.name}")
+        self._watcher = asyncio.create_task(self._watch(frames), name=f"worker {self.name}")
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 await hello
@@ -277,11 +334,11 @@ class WorkerProcess:
         """Send one frame, made when there is a place for it, and wait for the answer of the same id."""
         await self._places.acquire()
         try:
-            if not self.alive or self._writer is None:
+            if not self.alive or self._socket is None:
                 raise WorkerDied(self._obituary())
             parts = frame()
             answer = self._expect(call_id)
-            self._writer.writelines(parts)
+            self._socket.writelines(parts)
         except BaseException:
             if self._pending.pop(call_id, None) is not None:  # nobody would hear that its worker has died
                 self._handover.answered(call_id)
@@ -303,18 +360,15 @@ class WorkerProcess:
     def _abandon(self, call_id: int, answer: asyncio.Future[_Answer]) -> None:
         if answer.done() and not answer.cancelled():
             answer.exception()  # seen, though its caller was cancelled in the moment in which it was set
-        elif call_id in self._pending and self.alive and self._writer is not None:
+        elif call_id in self._pending and self.alive and self._socket is not None:
             answer.cancel()  # where the caller was dropped without a cancellation, say at the end of its loop
-            self._writer.write(channel.pack(channel.CancelRun(call_id)))
+            self._socket.write(channel.pack(channel.CancelRun(call_id)))
 
-    async def _watch(self, reader: asyncio.StreamReader) -> None:
-        """Hand answers to their callers until the child ends; then tell everyone."""
+    async def _watch(self, frames: ChildFrames) -> None:
+        """Wait until the child ends, while `frames` hands answers to their callers; then tell everyone."""
         because = ""
         try:
-            while True:
-                self._deliver(*await self._read_frame(reader))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the end of the socket: the exit status says the rest
+            await frames.ended
         except FrameError as error:
             because = f" after {error}"
             self._kill()
@@ -332,13 +386,10 @@ class WorkerProcess:
         if not answer.done():
             answer.set_result((message, payload))
 
-    async def _read_frame(self, reader: asyncio.StreamReader) -> _Answer:
-        header_bytes, payload_bytes = channel.parse_prefix(await reader.readexactly(channel.PREFIX_BYTES))
-        message = channel.parse_from_child(await reader.readexactly(header_bytes))
-        followed = await reader.readexactly(payload_bytes)
-        return message, self._handover.payload(message, followed) if isinstance(
-            message, channel.RunCompleted
-        ) else followed
+    def _take(self, message: channel.FromChild, followed: Buffer) -> None:
+        """Take a frame in. Raises FrameError."""
+        completed = isinstance(message, channel.RunCompleted)
+        self._deliver(message, self._handover.payload(message, followed) if completed else followed)
 
     async def _reap(self) -> str:
         """Wait for the exit status; a child that closed its socket but stays is ended."""
@@ -388,8 +439,8 @@ class WorkerProcess:
             if self._process is not None:
                 await self._process.wait()
             return
-        if self._writer is not None:
-            self._writer.transport.abort()
+        if self._socket is not None:
+            self._socket.abort()
         try:
             await asyncio.shield(self._watcher)
         except asyncio.CancelledError:
