@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import uvloop
 
 from edge_agent.app import EdgeApp
 from edge_agent.commands.doctor_cli import doctor
@@ -39,7 +40,7 @@ def edge(ctx: click.Context, path: Path | None, parent_pid: int | None) -> None:
     """
     ctx.obj = path
     if ctx.invoked_subcommand is None:
-        run("edge", EdgeConfig, serve, path=path, parent_pid=parent_pid)
+        run("edge", EdgeConfig, serve, path=path, parent_pid=parent_pid, loop_factory=uvloop.new_event_loop)
 
 
 edge.add_command(store)

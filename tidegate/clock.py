@@ -4,14 +4,16 @@
 `now` as an argument instead. It shares its timeline with the event loop's own clock (`loop.call_at` takes these
 instants) but not its resolution: uvloop's clock stands still for a whole loop iteration and counts milliseconds, which
 is longer than a LAN's round trip. Wall-clock time (`utc_s`) is for people and for epochs only; it never orders events.
+
+Worker processes read the clock and have no loop: asyncio, which takes 10 MB of memory, is imported where a loop sleeps.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import floor
 
 _read: Callable[[], float] = time.monotonic
 
@@ -44,9 +46,21 @@ def block_until(instant: float) -> None:
 
 async def sleep(delay_s: float) -> None:
     """Sleep on the loop's clock."""
+    import asyncio
+
     await asyncio.sleep(delay_s)
 
 
 async def sleep_until(instant: float) -> None:
     """Sleep until an instant of `now()`; returns at once when it has passed."""
+    import asyncio
+
     await asyncio.sleep(max(0.0, instant - now()))
+
+
+async def sleep_until_tick(period_s: float) -> None:
+    """Sleep until the next multiple of a period: what looks once a second in one process wakes it once and not thrice.
+
+    A loop's timer may ring a moment early; the tick that it rang for is over then.
+    """
+    await sleep_until((floor(now() / period_s + 0.1) + 1.0) * period_s)

@@ -19,6 +19,9 @@ as it is taken.
 Computations cannot be interrupted, so a request that was taken stays in its slot until `finish`. At most `slots` are
 taken at once, and at most one of a lane (a model's worker process computes one call after another).
 
+With one slot, as most devices have, requests follow each other in order, and a prediction is a sum. With more slots it
+simulates which starts next.
+
 Invariants: never more than `max_size` waiting; every admitted request leaves exactly once, by `take`, `expire` or
 `remove`; nothing is taken once it could not make its deadline any more. O(waiting) per operation, which the bound
 keeps to tens of microseconds.
@@ -31,9 +34,12 @@ Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-R
 
 from __future__ import annotations
 
-from bisect import insort
-from dataclasses import dataclass
+from bisect import bisect_right, insort_right
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
+from typing import Final
+
+import msgspec
 
 from tidegate.models.fair_share import FairShare
 from tidegate.outcome import DeadlineExceeded, Overloaded
@@ -45,8 +51,7 @@ OPTIMISM = 0.6
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class QueueTicket:
+class QueueTicket(msgspec.Struct, frozen=True):
     """One request in the queue: `lane` names the worker that will compute it, `cost_s` is its predicted time."""
 
     id: int
@@ -66,10 +71,21 @@ class QueueTicket:
         return self.deadline - OPTIMISM * self.cost_s
 
 
-@dataclass(frozen=True, slots=True)
-class _RunningTicket:
+class _WaitingTicket(msgspec.Struct, frozen=True):
+    """A ticket with what every look at the queue asks of it."""
+
+    key: float
+    latest_start: float
+    cost_s: float
+    ticket: QueueTicket
+
+
+class _RunningTicket(msgspec.Struct, frozen=True):
     ticket: QueueTicket
     started_at: float
+
+
+_key: Final = attrgetter("key")
 
 
 class EdgeQueue:
@@ -79,7 +95,7 @@ class EdgeQueue:
         self._max_size = max_size
         self._slots = slots
         self._shares = shares  # None: deadlines alone decide
-        self._waiting: list[QueueTicket] = []  # by key; equal keys in order of arrival
+        self._waiting: list[_WaitingTicket] = []  # by key; equal keys in order of arrival
         self._running: dict[int, _RunningTicket] = {}
 
     @property
@@ -91,7 +107,7 @@ class EdgeQueue:
         return len(self._running)
 
     def is_waiting(self, ticket_id: int) -> bool:
-        return any(ticket.id == ticket_id for ticket in self._waiting)
+        return any(one.ticket.id == ticket_id for one in self._waiting)
 
     def admit(self, ticket: QueueTicket, now: float) -> Accepted:
         """Queue `ticket`; the number of requests before it, and the predicted time until its computation ends.
@@ -106,20 +122,21 @@ class EdgeQueue:
         if self._finish_in_s(ticket, now, OPTIMISM) >= ticket.deadline - now:
             raise DeadlineExceeded(self._too_late(ticket, now))
         accepted = Accepted(self.queue_ahead(ticket.deadline, ticket.priority), self._finish_in_s(ticket, now, 1.0))
-        insort(self._waiting, ticket, key=_key)
+        insort_right(self._waiting, _WaitingTicket(ticket.key, ticket.latest_start, ticket.cost_s, ticket), key=_key)
         return accepted
 
     def take(self, now: float) -> QueueTicket | None:
         """The next ticket to compute, now in its slot until `finish`; None when nothing can start."""
-        if len(self._running) >= self._slots:
+        if not self._waiting or len(self._running) >= self._slots:
             return None
         busy = {running.ticket.lane for running in self._running.values()}
-        startable = (one for one in self._waiting if one.lane not in busy and now < one.latest_start)
-        ticket = next(startable, None) if self._shares is None else _of_first_group(list(startable), self._shares)
-        if ticket is not None:
-            self._waiting.remove(ticket)
-            self._running[ticket.id] = _RunningTicket(ticket, now)
-        return ticket
+        startable = (one for one in self._waiting if one.ticket.lane not in busy and now < one.latest_start)
+        chosen = next(startable, None) if self._shares is None else _of_first_group(list(startable), self._shares)
+        if chosen is None:
+            return None
+        self._waiting.remove(chosen)
+        self._running[chosen.ticket.id] = _RunningTicket(chosen.ticket, now)
+        return chosen.ticket
 
     def finish(self, ticket_id: int) -> None:
         """Free the slot of a taken ticket, whatever became of it."""
@@ -127,33 +144,32 @@ class EdgeQueue:
 
     def expire(self, now: float) -> list[QueueTicket]:
         """Take out the waiting tickets that can no longer meet their deadlines."""
-        expired = [ticket for ticket in self._waiting if now >= ticket.latest_start]
+        expired = [one.ticket for one in self._waiting if now >= one.latest_start]
         if expired:
-            self._waiting = [ticket for ticket in self._waiting if now < ticket.latest_start]
+            self._waiting = [one for one in self._waiting if now < one.latest_start]
         return expired
 
     def remove(self, ticket_id: int) -> bool:
         """Take out a waiting ticket whose caller has left; False when it does not wait (any more)."""
-        for at, ticket in enumerate(self._waiting):
-            if ticket.id == ticket_id:
+        for at, one in enumerate(self._waiting):
+            if one.ticket.id == ticket_id:
                 del self._waiting[at]
                 return True
         return False
 
     def close(self, lane: str) -> list[QueueTicket]:
         """Take out all tickets that wait for a lane whose worker is gone."""
-        closed = [ticket for ticket in self._waiting if ticket.lane == lane]
-        self._waiting = [ticket for ticket in self._waiting if ticket.lane != lane]
+        closed = [one.ticket for one in self._waiting if one.ticket.lane == lane]
+        self._waiting = [one for one in self._waiting if one.ticket.lane != lane]
         return closed
 
     def next_wake(self) -> float | None:
         """The instant at which `expire` next returns a ticket; None when the queue is empty."""
-        return min((ticket.latest_start for ticket in self._waiting), default=None)
+        return min([one.latest_start for one in self._waiting], default=None)
 
     def queue_ahead(self, deadline: float, priority: int = 0) -> int:
         """How many waiting or computing requests would go before a request that arrived now."""
-        key = order_key(deadline, priority)
-        return len(self._running) + sum(1 for ticket in self._waiting if ticket.key <= key)
+        return len(self._running) + bisect_right(self._waiting, order_key(deadline, priority), key=_key)
 
     def queue_delay_s(self, now: float) -> float:
         """Predicted wait of a request with the latest of deadlines, if it arrived now for an idle worker."""
@@ -173,14 +189,25 @@ class EdgeQueue:
         )
 
     def _finish_in_s(self, ticket: QueueTicket, now: float, factor: float) -> float:
-        """Predicted time until `ticket` would be done if queued now, with every cost `factor` times its prediction.
+        """Predicted time until `ticket` would be done if queued now, with every cost `factor` times its prediction."""
+        if self._slots > 1:
+            return self._simulated_finish_in_s(ticket, now, factor)
+        at, key = now, ticket.key
+        for running in self._running.values():
+            at = max(at, running.started_at + running.ticket.cost_s * factor)
+        for one in self._waiting:
+            if one.key > key:
+                break
+            at += one.cost_s * factor
+        return at + ticket.cost_s * factor - now
 
-        Simulates the queue: whenever a slot is free, the first ticket in order whose lane is idle starts.
-        """
+    def _simulated_finish_in_s(self, ticket: QueueTicket, now: float, factor: float) -> float:
+        """The same where several compute: whenever a slot is free, the first in order whose lane is idle starts."""
         running = self._running.values()
         busy = [(max(now, run.started_at + run.ticket.cost_s * factor), run.ticket.lane) for run in running]
         heapify(busy)
-        waiting = sorted([*self._waiting, ticket], key=_key)
+        waiting = [one.ticket for one in self._waiting]
+        waiting.insert(bisect_right(self._waiting, ticket.key, key=_key), ticket)
         at = now
         while True:
             if len(busy) >= self._slots or (startable := _first_idle(waiting, busy)) is None:
@@ -196,20 +223,16 @@ class EdgeQueue:
         return f"<EdgeQueue {self.queued}/{self._max_size} waiting, {self.in_flight}/{self._slots} computing>"
 
 
-def _of_first_group(startable: list[QueueTicket], shares: FairShare) -> QueueTicket | None:
+def _of_first_group(startable: list[_WaitingTicket], shares: FairShare) -> _WaitingTicket | None:
     """The first ticket, in order, of the group whose turn it is; it is charged."""
     if not startable:
         return None
-    first: dict[str, QueueTicket] = {}
-    for ticket in startable:
-        first.setdefault(ticket.group, ticket)
-    chosen = first[shares.order({group: ticket.key for group, ticket in first.items()})[0]]
-    shares.charge(chosen.group, chosen.cost_s)
+    first: dict[str, _WaitingTicket] = {}
+    for one in startable:
+        first.setdefault(one.ticket.group, one)
+    chosen = first[shares.order({group: one.key for group, one in first.items()})[0]]
+    shares.charge(chosen.ticket.group, chosen.cost_s)
     return chosen
-
-
-def _key(ticket: QueueTicket) -> float:
-    return ticket.key
 
 
 def _first_idle(waiting: list[QueueTicket], busy: list[tuple[float, str]]) -> int | None:

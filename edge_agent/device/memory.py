@@ -136,7 +136,7 @@ class MemoryWatch:
                 self.replace_one(await asyncio.to_thread(self.survey, clock.now()), clock.now())
             except Exception:
                 log.exception("memory cannot be read")  # a defect must not end the watch for good
-            await clock.sleep(LOOK_S)
+            await clock.sleep_until_tick(LOOK_S)
 
     def __repr__(self) -> str:
         return f"<MemoryWatch of {len(self._leaks)} workers, {self.recycled} replaced>"

@@ -62,7 +62,7 @@ class Sensors:
 
     async def _watch(self) -> None:
         while True:
-            await clock.sleep(self._poll_s)
+            await clock.sleep_until_tick(self._poll_s)
             try:
                 seen = await asyncio.to_thread(read_conditions, self._root, metered=self._metered)
             except Exception:

@@ -105,7 +105,7 @@ class GatewayDialler:
                 self._look()
             except Exception:
                 log.exception("cannot look for gateways to dial")  # a defect must not end the task for good
-            await clock.sleep(LOOK_S)
+            await clock.sleep_until_tick(LOOK_S)
 
     def _look(self) -> None:
         if self._link.draining:

@@ -86,7 +86,7 @@ class ConnectivityWatch:
                 self.look()
             except Exception:
                 log.exception("cannot evaluate what this device reaches")  # the next look may
-            await clock.sleep(LOOK_S)
+            await clock.sleep_until_tick(LOOK_S)
 
     def __repr__(self) -> str:
         return f"<ConnectivityWatch {self._connectivity!r}>"

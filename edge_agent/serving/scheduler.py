@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, Self, TypeVar
 
+import msgspec
 import structlog
 
 from edge_agent.core.edge_queue import EdgeQueue, QueueTicket
@@ -37,8 +37,7 @@ T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkResult(Generic[T]):
+class WorkResult(msgspec.Struct, Generic[T], frozen=True):  # one for every request, as the next
     """What the work returned, and how long it waited and ran (seconds)."""
 
     result: T
@@ -46,8 +45,7 @@ class WorkResult(Generic[T]):
     compute_s: float
 
 
-@dataclass(slots=True)
-class _ScheduledWork:
+class _ScheduledWork(msgspec.Struct, eq=False):
     ticket: QueueTicket
     work: Callable[[], Awaitable[Any]]
     answer: asyncio.Future[WorkResult[Any]]
@@ -69,6 +67,7 @@ class EdgeScheduler:
         self._jobs: dict[int, _ScheduledWork] = {}  # waiting or computing
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._wake_at: float | None = None  # when it rings
         self._closed = "has not started"
 
     async def __aenter__(self) -> Self:
@@ -188,12 +187,17 @@ class EdgeScheduler:
             self._arm()
 
     def _arm(self) -> None:
+        wake_at = self._queue.next_wake()
+        if wake_at == self._wake_at:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        wake_at = self._queue.next_wake()
-        if wake_at is not None:
-            self._timer = asyncio.get_running_loop().call_at(wake_at, self._pump)
+        self._wake_at = wake_at
+        self._timer = None if wake_at is None else asyncio.get_running_loop().call_at(wake_at, self._rung)
+
+    def _rung(self) -> None:
+        self._timer = self._wake_at = None
+        self._pump()
 
     def __repr__(self) -> str:
         return f"<EdgeScheduler {self._queue!r}>"

@@ -257,7 +257,7 @@ def test_a_link_to_a_url_is_refused_in_words_that_say_what_is_wanted() -> None:
 
 PACKAGES = {
     "gateway": "aiohttp uvloop paho prometheus_client tokenizers jwt grpc_health grpc_reflection",
-    "edge": "aiohttp onnxruntime paho grpc_health grpc_reflection",
+    "edge": "aiohttp uvloop onnxruntime paho grpc_health grpc_reflection",
     "cloud": "torch safetensors uvloop grpc_health grpc_reflection",
     "build": "torch onnx onnxruntime onnxscript safetensors sklearn tokenizers transformers",
     "simulate": "matplotlib scipy",

@@ -26,9 +26,10 @@ import socket
 import sys
 import threading
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import NoReturn, cast
 
 import numpy as np
@@ -56,6 +57,7 @@ from tidegate.workers.memory_meter import Meter, device_meter_of
 from tidegate.workers.shared_memory import Incoming, Outgoing
 
 _PR_SET_NO_NEW_PRIVS = 38
+_READ_AHEAD_BYTES = 1 << 16
 _PARTS = 512  # in one call; the system takes 1024 at most
 Work = tuple[LoadEngine | RunEngine, Arrays]
 
@@ -64,29 +66,32 @@ class CallQueue:
     """Calls that came and were not begun. The parent keeps at most two calls with a worker, so this stays short."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Work] = deque()
+        # Waking the other thread is most of what a short call costs here: a Condition does it by three locks.
+        self._calls: SimpleQueue[Work] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting: set[int] = set()
         self._cancelled: set[int] = set()
-        self._changed = threading.Condition()
 
     def put(self, work: Work) -> None:
-        with self._changed:
-            self._waiting.append(work)
-            self._changed.notify()
+        with self._lock:
+            self._waiting.add(work[0].id)
+        self._calls.put(work)
 
     def cancel(self, call_id: int) -> None:
         """Mark a waiting call; one that has begun, or is over, is not touched."""
-        with self._changed:
-            if any(message.id == call_id for message, _ in self._waiting):
+        with self._lock:
+            if call_id in self._waiting:
                 self._cancelled.add(call_id)
 
     def take(self) -> tuple[Work, bool]:
         """The next call and whether it was cancelled. Blocks."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting)
-            work = self._waiting.popleft()
-            cancelled = work[0].id in self._cancelled
-            self._cancelled.discard(work[0].id)
-            return work, cancelled
+        work = self._calls.get()
+        call_id = work[0].id
+        with self._lock:
+            self._waiting.discard(call_id)
+            cancelled = call_id in self._cancelled
+            self._cancelled.discard(call_id)
+        return work, cancelled
 
     def __repr__(self) -> str:
         return f"<CallQueue {len(self._waiting)} waiting, {len(self._cancelled)} of them cancelled>"
@@ -140,6 +145,7 @@ class ComputeServer:
             packing=message.packing,
             compile=message.compile,
         )
+        _give_back_memory()
         self._meter.loaded()
         load_s, meter = clock.now() - began_at, device_meter_of(self._engines[message.key])
         held, device = (self._meter.resident_bytes(), None) if meter is None else (meter.held_bytes, meter.device_bytes)
@@ -176,7 +182,7 @@ class CallReader:
         handover: Handover,
         prepare: Callable[[LoadEngine | RunEngine, Arrays], Arrays],
     ) -> None:
-        self._sock = sock
+        self._bytes = SocketBytes(sock)
         self._inbox = inbox
         self._handover = handover
         self._prepare = prepare
@@ -193,9 +199,9 @@ class CallReader:
             os._exit(1)
 
     def _take(self) -> None:
-        header_bytes, payload_bytes = channel.parse_prefix(_receive(self._sock, channel.PREFIX_BYTES))
-        message = channel.parse_to_child(_receive(self._sock, header_bytes))
-        payload = _receive(self._sock, payload_bytes)
+        header_bytes, payload_bytes = channel.parse_prefix(self._bytes.take(channel.PREFIX_BYTES))
+        message = channel.parse_to_child(self._bytes.take(header_bytes))
+        payload = self._bytes.take(payload_bytes)
         if isinstance(message, CancelRun):
             self._inbox.cancel(message.id)
         elif isinstance(message, LoadEngine):
@@ -206,7 +212,45 @@ class CallReader:
             self._inbox.put((message, self._prepare(message, arrays)))
 
     def __repr__(self) -> str:
-        return f"<CallReader of {self._sock!r} {self._inbox!r}>"
+        return f"<CallReader of {self._bytes!r} {self._inbox!r}>"
+
+
+class SocketBytes:
+    """What comes by a socket, in pieces as asked for. Reads ahead, so that a small frame takes one call of the system.
+
+    A piece has memory of its own, which begins aligned and may be written to.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
+        self._at = self._end = 0  # what is ahead
+
+    def take(self, size_bytes: int) -> memoryview:
+        """The next bytes. Blocks. Raises EOFError at the end of the socket."""
+        # numpy's memory, because it is not zeroed first and engines may write to it: torch warns about read-only
+        # arrays.
+        piece = np.empty(size_bytes, np.uint8).data
+        filled = 0
+        while filled < size_bytes:
+            if self._at == self._end and size_bytes - filled >= _READ_AHEAD_BYTES:
+                filled += self._receive(piece[filled:])
+                continue
+            if self._at == self._end:
+                self._at, self._end = 0, self._receive(self._ahead)
+            count = min(size_bytes - filled, self._end - self._at)
+            piece[filled : filled + count] = self._ahead[self._at : self._at + count]
+            self._at, filled = self._at + count, filled + count
+        return piece
+
+    def _receive(self, into: memoryview) -> int:
+        got = self._sock.recv_into(into)
+        if got == 0:
+            raise EOFError
+        return got
+
+    def __repr__(self) -> str:
+        return f"<SocketBytes of {self._sock!r}, {self._end - self._at} ahead>"
 
 
 def send(sock: socket.socket, parts: Sequence[Buffer]) -> None:
@@ -220,16 +264,10 @@ def send(sock: socket.socket, parts: Sequence[Buffer]) -> None:
             left[0] = left[0][sent:]
 
 
-def _receive(sock: socket.socket, size_bytes: int) -> memoryview:
-    # numpy's memory, because it is not zeroed first and engines may write to it: torch warns about read-only arrays.
-    buffer = np.empty(size_bytes, np.uint8).data
-    filled = 0
-    while filled < size_bytes:
-        got = sock.recv_into(buffer[filled:])
-        if got == 0:
-            raise EOFError
-        filled += got
-    return buffer
+def _give_back_memory() -> None:
+    """Return to the system what loading took and has freed: some 10 MB of a small ONNX model stay otherwise."""
+    with suppress(AttributeError, OSError):  # glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _limit_threads(threads: int) -> None:

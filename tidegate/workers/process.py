@@ -388,8 +388,9 @@ class WorkerProcess:
 
     def _take(self, message: channel.FromChild, followed: Buffer) -> None:
         """Take a frame in. Raises FrameError."""
-        completed = isinstance(message, channel.RunCompleted)
-        self._deliver(message, self._handover.payload(message, followed) if completed else followed)
+        if isinstance(message, channel.RunCompleted):
+            followed = self._handover.payload(message, followed)
+        self._deliver(message, followed)
 
     async def _reap(self) -> str:
         """Wait for the exit status; a child that closed its socket but stays is ended."""
