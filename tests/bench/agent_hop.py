@@ -44,6 +44,7 @@ from tidegate.tools.build.demo.paced import PacedCosts, PacedNoise, add_paced
 MODELS: Final = Path(__file__).parents[2] / ".tidegate" / "models"
 CONCURRENCY: Final = (1, 8, 32)
 MODEL_S: Final = 50e-6
+MOST_STALLS: Final = 5
 MAX_CPU_US: Final = 300.0  # of all its processes, at one
 MAX_P50_ADDED_S: Final = 0.45e-3
 MAX_EMPTY_MB: Final = 120.0
@@ -99,15 +100,20 @@ def _cpu_s(pid: int) -> float:
 Points = dict[tuple[str, int], list[Point]]  # by system and concurrency
 
 
-async def measure(system: Running, client: Child, connections: int, timing: Timing) -> Point:
+async def measure(system: Running, client: Child, connections: int, timing: Timing) -> Point | None:
+    """None where a stream stood still all the time, which one that waits for a core does on a busy machine."""
     await client.command(connections=connections, warmup_s=timing.warmup_s, seconds=timing.seconds)
     await client.line()
     before = system.cpu_s()
     found = await client.line()
     agent_s, worker_s = (now - then for now, then in zip(system.cpu_s(), before, strict=True))
-    requests = max(found["requests"], 1)
+    if not (requests := found["requests"]):
+        print(
+            f"no answer in {timing.seconds:g} s at {connections} at once; measured again", file=sys.stderr, flush=True
+        )
+        return None
     return Point(
-        rps=found["requests"] / found["elapsed_s"],
+        rps=requests / found["elapsed_s"],
         p50_s=found["p50_s"],
         p99_s=found["p99_s"],
         agent_cpu_s=agent_s / requests,
@@ -115,15 +121,26 @@ async def measure(system: Running, client: Child, connections: int, timing: Timi
     )
 
 
-async def measure_all(systems: dict[str, tuple[Running, Child]], timing: Timing) -> Points:
+async def measure_again(system: Running, client: Child, connections: int, timing: Timing) -> tuple[Point, int]:
+    """A measurement, and how many before it found nothing."""
+    for stalls in range(MOST_STALLS):
+        if (point := await measure(system, client, connections, timing)) is not None:
+            return point, stalls
+    raise RuntimeError(f"{MOST_STALLS} measurements one after another without an answer, at {connections} at once")
+
+
+async def measure_all(systems: dict[str, tuple[Running, Child]], timing: Timing) -> tuple[Points, int]:
     """Every system at every concurrency, in turn, `repeats` times; every second repeat backwards."""
     order = [(name, c) for c in CONCURRENCY for name in systems]
     points: Points = {key: [] for key in order}
+    stalls = 0
     for repeat in range(timing.repeats):
         for name, connections in order if repeat % 2 == 0 else reversed(order):
-            points[name, connections].append(await measure(*systems[name], connections, timing))
+            point, in_vain = await measure_again(*systems[name], connections, timing)
+            points[name, connections].append(point)
+            stalls += in_vain
         print(f"repeat {repeat + 1} of {timing.repeats} done", file=sys.stderr, flush=True)
-    return points
+    return points, stalls
 
 
 @asynccontextmanager
@@ -153,7 +170,7 @@ def hop_client(address: str, core: int | None) -> Child:
     return Child("client", "-m", "tests.bench.hop_client", "link", address.rpartition(":")[2], core=core)
 
 
-async def measure_hop(scratch: Path, timing: Timing) -> Points:
+async def measure_hop(scratch: Path, timing: Timing) -> tuple[Points, int]:
     core, other_core = cores()
     models = scratch / "paced"
     costs = PacedCosts(edge_ms=((1.0, 1e3 * MODEL_S), (8192.0, 1e3 * MODEL_S)))
@@ -267,7 +284,8 @@ async def bench(timing: Timing, rest_s: float, only: str | None) -> Report:
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as name:
         scratch = Path(name)
         if only != "rest":
-            points = await measure_hop(scratch, timing)
+            points, stalls = await measure_hop(scratch, timing)
+            report.figures["measurements_without_an_answer"] = stalls
             show(points)
             judge_hop(report, points)
         if only != "hop":
