@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from math import exp
 from typing import Final, Literal
 
+from gateway.core.estimate.answer_times import AnswerTimes
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import VariantOffer
 from tidegate.models.manifest import Feature
@@ -44,7 +45,7 @@ _PRIOR: Final[dict[Feature, tuple[tuple[float, float], ...]]] = {
 class VariantCost:
     """Mutable: the cost of one variant on one target; `record` after each computed answer."""
 
-    __slots__ = ("_call_s", "_factor", "_service", "_wider", "feature", "measured", "points", "sigma")
+    __slots__ = ("_call_s", "_factor", "_service", "_wider", "answer_times", "feature", "measured", "points", "sigma")
 
     def __init__(self, points: tuple[tuple[float, float], ...], feature: Feature) -> None:
         self.points = points
@@ -52,6 +53,7 @@ class VariantCost:
         self.measured = bool(points)
         self._service = ServiceTime(points or _PRIOR[feature])
         self._wider = 1.0
+        self.answer_times = AnswerTimes()  # where the target promises nothing
         self._read_residual()
 
     @property
