@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from math import exp
 from typing import Final, Literal
 
+from gateway.core.estimate.answer_times import AnswerTimes
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import VariantOffer
 from tidegate.models.manifest import Feature
@@ -46,7 +47,7 @@ class VariantCost:
 
     __slots__ = (
         "_call_s", "_factor", "_fixed_s", "_looked_up", "_looked_up_s", "_service", "_wider",
-        "feature", "measured", "points", "sigma",
+        "answer_times", "feature", "measured", "points", "sigma",
     )  # fmt: skip
 
     def __init__(self, points: tuple[tuple[float, float], ...], feature: Feature) -> None:
@@ -57,6 +58,7 @@ class VariantCost:
         self._wider = 1.0
         self._fixed_s = self._looked_up_s = self._service.table.seconds_for(0.0)
         self._looked_up = 0.0  # the work that the table was asked for last: often it is the same again
+        self.answer_times = AnswerTimes()  # where the target promises nothing
         self._read_residual()
 
     @property

@@ -2,11 +2,16 @@
 
 A worker that has stopped computing is hard to see: its agent acknowledges, its link is quick, its heartbeats come. What
 it cannot do is keep a promise. Every attempt that a target has accepted is due at an instant, by the target's own
-accept-ack (or, where a path acknowledges nothing, by what was predicted at the launch) and with the spread that such
-predictions have. While an attempt is due and nothing is answered, the target owes an answer:
+accept-ack and with the spread that such predictions have. While an attempt is due and nothing is answered, the target
+owes an answer:
 
     overdue = time since the last answer in which an attempt was due, was under way, and nothing came
     stalled   overdue > patience          patience = LEAST_S + TIMES · how late its answers usually are, at most MOST_S
+
+A target that acknowledges nothing (a foreign server) is held to its own earlier answers: a request may be silent for as
+long as a worker's call may take, that is for max(0.5 s, 6 × the 99th percentile of its answers of that size).
+`UNPROMISED_S` of this is its patience and the rest comes before it is due (`unpromised_s`), so that what is given up
+soon adds up here too.
 
 A single late attempt is no evidence: it was overtaken by more urgent ones, or its queue was predicted wrongly, and
 taking that for a fault feeds back on itself. Therefore any answer, also a late one and to whatever request, pays the
@@ -33,7 +38,10 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
+from tidegate.workers.watchdog import patience_s
+
 LEAST_S: Final = 0.2  # a busy machine's worth: no answer is missed for less
+UNPROMISED_S: Final = 0.4  # the same where no promise was given, and only what is usual is known
 TIMES: Final = 4.0
 MOST_S: Final = 1.0  # a caller with a budget of a second or two can still be answered elsewhere
 SEEN_TWICE_S: Final = 0.02
@@ -43,12 +51,17 @@ FORGET_S: Final = 10.0  # a debt of which nothing was heard for so long, because
 _LEARN_WEIGHT, _FORGET_WEIGHT = 1 / 4, 1 / 32
 
 
+def unpromised_s(p99_s: float) -> float:
+    """In how many seconds an answer without a promise is due, where 99 of 100 take `p99_s` at most."""
+    return patience_s(p99_s) - UNPROMISED_S
+
+
 class ProgressWatch:
     """Mutable: `due`, then once for each attempt `answered` or `ended`; `is_stalled` is the verdict."""
 
     __slots__ = (
-        "_carried_s", "_counted_to", "_due", "_idle_since", "_late_s", "_models", "_owed_from", "_owed_model",
-        "_seen_at", "look_at",
+        "_carried_s", "_counted_to", "_due", "_idle_since", "_late_s", "_least_s", "_models", "_owed_from",
+        "_owed_model", "_seen_at", "look_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -61,20 +74,22 @@ class ProgressWatch:
         self._counted_to = 0.0  # ... up to here
         self._idle_since = 0.0  # when the last attempt ended, while none is under way
         self._late_s = 0.0  # how late answers have been lately
+        self._least_s = LEAST_S  # UNPROMISED_S where the latest attempt has no promise
         self._seen_at: float | None = None  # the first look that found it stalled
 
     @property
     def patience_s(self) -> float:
         """How long it may owe an answer."""
-        return min(MOST_S, LEAST_S + TIMES * self._late_s)
+        return min(MOST_S, self._least_s + TIMES * self._late_s)
 
     @property
     def under_way(self) -> int:
         """Attempts that are to be answered."""
         return len(self._due)
 
-    def due(self, attempt: int, at: float, now: float, model: str = "") -> None:
+    def due(self, attempt: int, at: float, now: float, model: str = "", *, promised: bool = True) -> None:
         """The answer to this attempt is to come by `at`. A second word on the same attempt replaces the first."""
+        self._least_s = LEAST_S if promised else UNPROMISED_S
         if not self._due and now - self._idle_since > FORGET_S:
             self._carried_s, self._seen_at = 0.0, None
         self._count(now)
@@ -153,7 +168,7 @@ class ProgressWatch:
 
     def _set_look(self) -> None:
         # Spelled out, here and in `_count`: both run several times for each attempt.
-        patience_s = LEAST_S + TIMES * self._late_s
+        patience_s = self._least_s + TIMES * self._late_s
         left_s = (patience_s if patience_s < MOST_S else MOST_S) - self._carried_s
         if left_s > 0.0:
             from_s = self._owed_from if self._owed_from > self._counted_to else self._counted_to

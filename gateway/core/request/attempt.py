@@ -31,6 +31,7 @@ from gateway.core.estimate.conformal import crowding_class
 from gateway.core.estimate.link_estimate import LinkEstimate
 from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.health.breaker import AttemptVerdict, Blame, Breaker, BreakerState, blame
+from gateway.core.health.progress import unpromised_s
 from gateway.core.placement.interval import p95_s
 from gateway.core.placement.placer import Candidate, added_work_s
 from tidegate.outcome import BadAnswer, CallerError, DeadlineExceeded, InternalError, Overloaded, ServeError
@@ -96,8 +97,7 @@ class AttemptTelemetry:
         self._progress = target.progress
         if not link.acknowledges:
             ledger.accepted(key)
-            due_at = now + _DUE_TIMES * candidate.finish_s + _DUE_MARGINS * candidate.margin_s
-            self._progress.due(key, due_at, now, offered.model)
+            self._progress.due(key, now + self._unpromised_s(), now, offered.model, promised=False)
         link.sent(key, now, body_bytes)
         self._scaling = target.scaling
         if self._scaling is not None:
@@ -150,6 +150,9 @@ class AttemptTelemetry:
         offered, total_s = self.candidate.offered, now - self.launched_at
         if load is not None:
             self._ledger.report(load, "link", now)
+        if not self._link.acknowledges and not offered.target.ejected and self.launched_at >= offered.target.warm_since:
+            # What a server held back while it hung, and gives once it is back, is not what it usually takes.
+            offered.cost.answer_times.record(self._units, total_s, now)
         compute_s = stages.get("compute")
         if self._scaling is not None:
             self._served(now, stages.get("queue", 0.0))
@@ -224,6 +227,15 @@ class AttemptTelemetry:
             self._toll.refused(now, full=False)
         elif self._toll is not None:
             self._toll.cancelled(now)
+
+    def _unpromised_s(self) -> float:
+        """In how many seconds the answer is due of a target that acknowledges nothing: by what it has shown."""
+        candidate = self.candidate
+        p99_s = candidate.offered.cost.answer_times.p99_s(self._units)
+        if p99_s is None:
+            return _DUE_TIMES * candidate.finish_s + _DUE_MARGINS * candidate.margin_s
+        # Not before it is expected either: more may be ahead of it than ever was.
+        return min(_LONGEST_S, max(candidate.finish_s, unpromised_s(p99_s)))
 
     def _demand(self, now: float) -> None:
         """Tell what this asks of the pool: more replicas shorten the wait, and nothing else of an attempt's time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from gateway.core.fleet.fleet import Fleet
@@ -123,3 +125,66 @@ def test_a_server_without_stage_times_is_believed_to_compute_and_its_silence_is_
         AttemptTelemetry(candidate_on(fleet, "pool/main"), key, 16.0, asked_at)
     assert looked_at(target, asked_at, asked_at + 0.1)
     assert not looked_at(target, asked_at + 0.1, asked_at + 1.0)
+
+
+def foreign_fleet(*took_s: float) -> tuple[Fleet, TargetView]:
+    """A fleet whose pool is a foreign server that has answered in so many seconds, and what is known of it."""
+    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=VariantOffer("default", "unknown"))
+    for key, one in enumerate(took_s):
+        at = NOW - 30.0 + 0.1 * key
+        AttemptTelemetry(candidate_on(fleet, "pool/main"), key, 16.0, at).answered({}, None, at + one)
+    return fleet, fleet.targets["pool/main"]
+
+
+def test_a_foreign_server_that_is_silent_for_longer_than_it_ever_was_is_out_though_hedges_answer() -> None:
+    fleet, target = foreign_fleet(*[0.05] * 3, *[0.3] * 3, *[0.05] * 20)
+    candidate = candidate_on(fleet, "pool/main")
+    for number in range(4):  # each is silent for 600 ms, and then an edge answers
+        attempt = AttemptTelemetry(candidate, 100 + number, 16.0, NOW + 0.65 * number)
+        looked_at(target, NOW + 0.65 * number, NOW + 0.65 * number + 0.6)
+        attempt.cancelled(NOW + 0.65 * number + 0.6)
+    assert target.takes(NOW + 2.5), "six times its longest answer are 1.8 s"
+    fleet, target = foreign_fleet(*[0.06] * 30)
+    attempt = AttemptTelemetry(candidate_on(fleet, "pool/main"), 100, 16.0, NOW)
+    assert looked_at(target, NOW, NOW + 0.45)
+    assert not looked_at(target, NOW + 0.45, NOW + 0.6)
+    attempt.cancelled(NOW + 0.6)
+    assert target.degradation.active["stalled"].model == "minilm"
+    assert target.state(NOW + 0.6)[0] == "down"
+
+
+def test_losers_of_hedges_add_up_and_callers_with_too_short_budgets_do_not() -> None:
+    for silent_s, is_taken in ((0.09, True), (0.3, False)):
+        fleet, target = foreign_fleet(*[0.06] * 30)
+        for number in range(20):
+            at = NOW + 0.1 * number
+            attempt = AttemptTelemetry(candidate_on(fleet, "pool/main"), 100 + number, 16.0, at)
+            looked_at(target, at, at + silent_s)
+            attempt.cancelled(at + silent_s)
+            if not target.takes(at + silent_s):
+                break
+        assert target.takes(at + silent_s) is is_taken
+
+
+def test_a_foreign_server_with_a_long_tail_is_not_taken_out() -> None:
+    chance = Random(7)
+    took_s = [0.05 * chance.lognormvariate(0.0, 0.4) * (12.0 if chance.random() < 0.05 else 1.0) for _ in range(400)]
+    fleet, target = foreign_fleet(*took_s[:200])
+    at = NOW
+    for key, one in enumerate(took_s[200:]):  # one at a time: nothing else can answer meanwhile
+        attempt = AttemptTelemetry(candidate_on(fleet, "pool/main"), 1000 + key, 16.0, at)
+        assert looked_at(target, at, at + one)
+        attempt.answered({}, None, at + one)
+        at += one + 0.05
+    assert max(took_s) > 0.5, "the tail is longer than the floor"
+    assert target.breaker.state is BreakerState.CLOSED
+
+
+def test_what_a_server_held_back_while_it_hung_is_not_learned_as_usual() -> None:
+    fleet, target = foreign_fleet(*[0.06] * 30)
+    candidate = candidate_on(fleet, "pool/main")
+    held = [AttemptTelemetry(candidate, 100 + number, 16.0, NOW) for number in range(8)]
+    assert not looked_at(target, NOW, NOW + 3.0)
+    for attempt in held:
+        attempt.answered({}, None, NOW + 3.0)
+    assert candidate.offered.cost.answer_times.p99_s(16.0) == pytest.approx(0.06)
