@@ -135,7 +135,7 @@ class Text(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     input_ids: str
     attention_mask: str
     output: str
-    sha256: str = ""  # of the tokenizer; "": not recorded, and not checked
+    sha256: str | None = None  # of the tokenizer; left out: not recorded, and not checked
 
 
 class Confidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -183,7 +183,7 @@ def read_tokenizer(path: Path, text: Text) -> bytes:
     if len(content) > MAX_TOKENIZER_BYTES:
         raise RepositoryError(f"{path}: the tokenizer has more than {MAX_TOKENIZER_BYTES} bytes")
     digest = hashlib.sha256(content).hexdigest()
-    if text.sha256 and digest != text.sha256:
+    if text.sha256 is not None and digest != text.sha256:
         raise RepositoryError(f"{path}: has sha256 {digest}, but the manifest names {text.sha256} for its tokenizer")
     return content
 

@@ -259,8 +259,8 @@ def _text(manifest: Manifest) -> Iterator[str]:
         return
     if problem := file_name_problem(text.tokenizer):
         yield f"text.tokenizer: {problem}"
-    if text.sha256 and not _SHA256.fullmatch(text.sha256):
-        yield f"text.sha256: {text.sha256!r} must be 64 lower-case hexadecimal digits"
+    if text.sha256 is not None and not _SHA256.fullmatch(text.sha256):
+        yield f"text.sha256: {text.sha256!r} must be 64 lower-case hexadecimal digits, or left out"
     for key, name, kind, tensors in (
         ("input_ids", text.input_ids, "input", manifest.inputs),
         ("attention_mask", text.attention_mask, "input", manifest.inputs),

@@ -272,7 +272,7 @@ def test_a_missing_artefact_is_named(tmp_path: Path) -> None:
         Repository(tmp_path).verify(MANIFEST, VARIANT)
 
 
-def with_text(sha256: str) -> Manifest:
+def with_text(sha256: str | None) -> Manifest:
     return msgspec.structs.replace(MANIFEST, text=Text("t.json", 2, "ids", "ids", "vector", sha256))
 
 
@@ -282,7 +282,7 @@ def test_a_tokenizer_is_verified_by_its_digest_where_the_manifest_names_one(tmp_
     digest = hashlib.sha256(b"words").hexdigest()
     repository = Repository(tmp_path)
     repository.verify_tokenizer(MANIFEST)
-    repository.verify_tokenizer(with_text(""))
+    repository.verify_tokenizer(with_text(None))
     repository.verify_tokenizer(with_text(digest))
 
     tokenizer.write_bytes(b"others")
@@ -290,7 +290,7 @@ def test_a_tokenizer_is_verified_by_its_digest_where_the_manifest_names_one(tmp_
         repository.verify_tokenizer(with_text(digest))
     tokenizer.unlink()
     with pytest.raises(RepositoryError, match=r"t\.json: the tokenizer: No such file"):
-        repository.verify_tokenizer(with_text(""))
+        repository.verify_tokenizer(with_text(None))
 
 
 def test_a_file_larger_than_one_piece_has_the_digest_of_the_whole(tmp_path: Path) -> None:

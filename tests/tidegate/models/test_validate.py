@@ -150,6 +150,7 @@ def test_a_manifest_without_text_limits_or_quality_is_right_too() -> None:
         ),
         (changed(batching=Batching(pad_axis="width")), "batching.pad_axis:", "'width'"),
         (with_text(tokenizer="a/b.json"), "text.tokenizer:", "'a/b.json'"),
+        (with_text(sha256=""), "text.sha256:", "'' must be 64 lower-case hexadecimal digits, or left out"),
         (with_text(input_ids="vector"), "text.input_ids:", "'vector' is not an input"),
         (with_text(attention_mask="nope"), "text.attention_mask:", "'nope' is not an input"),
         (with_text(output="ids"), "text.output:", "'ids' is not an output (outputs: vector)"),

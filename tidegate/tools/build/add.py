@@ -295,7 +295,7 @@ def _store(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], ma
             _check_copy(folder / variant.artefact, variant.sha256, part.path)
         if request.tokenizer is not None:
             shutil.copyfile(request.tokenizer, folder / request.tokenizer.name)
-            if manifest.text is not None:
+            if manifest.text is not None and manifest.text.sha256 is not None:
                 _check_copy(folder / request.tokenizer.name, manifest.text.sha256, request.tokenizer)
         save_manifest(folder, manifest)
 
