@@ -35,7 +35,9 @@ _USUAL_ZONE: Final[dict[Tier, Zone]] = {"edge": "edge", "pool": "cloud"}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # after a refusal that does not say when there will be room
 _IN_A_ROW: Final = 2  # refusals, with none taken between: one may be about the one request
 _FULL_TRUST: Final = 0.05
-_STALL_CAP_S: Final = 2.0  # a worker is replaced in seconds: whether it was is asked as often
+# A worker is replaced in seconds, and whether it was is asked as often: with the breaker's spread and the second for
+# which a probe waits for a request of low priority (`probing.py`), one that is back is found within three seconds.
+_STALL_CAP_S: Final = 1.5
 _SCOUT_RTTS, _SCOUT_S = 2.0, 0.02  # how long to wait for the outcome of the first request after a pause
 
 

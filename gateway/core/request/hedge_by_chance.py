@@ -188,7 +188,10 @@ def _completion_of_pending(watched: PendingAttempt, now: float) -> CompletionTim
 
 def _is_owed_for_good(watched: PendingAttempt, now: float) -> bool:
     """Whether the attempt's target has stalled; of a probe, whether it has not answered when it should have."""
-    target, promised_at = watched.candidate.offered.target, watched.promised_at
+    candidate, due_at = watched.candidate, watched.promised_at
+    target = candidate.offered.target
     if now < target.progress.look_at or not target.progress.is_stalled(now):
         return False
-    return not watched.is_probe or (promised_at is not None and now > promised_at + 2.0 * watched.candidate.margin_s)
+    if due_at is None and not target.link.acknowledges:  # such a target promises nothing: what is predicted stands in
+        due_at = watched.launched_at + candidate.finish_s
+    return not watched.is_probe or (due_at is not None and now > due_at + 2.0 * candidate.margin_s)

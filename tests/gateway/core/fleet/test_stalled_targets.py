@@ -11,8 +11,11 @@ from gateway.core.fleet.link_events import LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.target import TargetView
 from gateway.core.health.breaker import BreakerState
 from gateway.core.placement.placer import Candidate, estimate
+from gateway.core.placement.probing import PATIENCE_S
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry
+from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.core.request.hedging import STALLED, PendingAttempt
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, report, variant
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import DeadlineExceeded
@@ -188,3 +191,39 @@ def test_what_a_server_held_back_while_it_hung_is_not_learned_as_usual() -> None
     for attempt in held:
         attempt.answered({}, None, NOW + 3.0)
     assert candidate.offered.cost.answer_times.p99_s(16.0) == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize("foreign", [True, False], ids=["it promises nothing", "it has not acknowledged"])
+def test_a_probe_of_a_stalled_target_is_given_up_when_its_answer_was_due(foreign: bool) -> None:
+    fleet, target = foreign_fleet(*[0.05] * 20)
+    target.link.acknowledges = not foreign
+    placer = UtilityPlacer(fleet)
+    for key in range(100, 105):
+        AttemptTelemetry(candidate_on(fleet, "pool/main"), key, 16.0, NOW)
+    assert not looked_at(target, NOW, NOW + 2.0)
+    launched_at = NOW + 2.0
+    probe = PendingAttempt(
+        estimate(candidate_on(fleet, "pool/main").offered, 16.0, launched_at), launched_at, None, True
+    )
+    late = launched_at + probe.candidate.finish_s + 2.5 * probe.candidate.margin_s
+    request = ask(at=launched_at, budget_s=60.0)
+
+    def hedged(now: float) -> str:
+        hedge = ChanceHedging(placer).plan(request, probe, placer.decide(request, now, {"pool/main"}), now)
+        return "" if hedge is None else hedge.instead
+
+    assert hedged(launched_at + 0.001) != STALLED, "it has its chance"
+    assert (hedged(late) == STALLED) == foreign
+
+
+def test_a_target_that_stalled_is_probed_within_three_seconds_of_coming_back() -> None:
+    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
+    target = fleet.targets[EDGE]
+    at = NOW
+    for key in range(12):
+        asked(fleet, key, at)
+    for round_ in range(6):  # each opening is longer than the one before, up to the cap
+        assert not looked_at(target, at, at + 0.6)
+        at = max(at + 0.6, target.breaker.retry_at)
+        asked(fleet, 100 + round_, at).failed(DeadlineExceeded("it gave none"), at + 1.0, 0.99)
+        assert target.breaker.retry_at - (at + 1.0) + PATIENCE_S < 3.0
