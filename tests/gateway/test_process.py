@@ -161,7 +161,13 @@ def test_a_process_says_it_is_ready_answers_status_and_stops_on_sigterm(tmp_path
     assert ready["event"] == "ready"
     assert (ready["role"], ready["name"]) == ("gateway", "main")
     assert set(ready["addresses"]) == {"http", "grpc", "metrics", "admin"}
-    assert json.loads(shown.stdout) == {"targets": [], "models": [], "refused": []}
+    assert json.loads(shown.stdout) == {
+        "targets": [],
+        "models": [],
+        "refused": [],
+        "broker_refusal": "",
+        "ailing": [],
+    }
     assert "offered by" in table.stdout
     assert process.returncode == 0
     assert "warning" not in errors.lower()

@@ -302,7 +302,7 @@ for words in [*(one + ("--help",) for one in leaves((), cli)), *working]:
     ("extra", "said"),
     [
         ("gateway", ("gateway: `tidegate gateway` needs", "fleet: `tidegate fleet` needs paho")),
-        ("edge", ("edge: `tidegate edge` needs aiohttp", "fleet: `tidegate fleet` needs paho")),
+        ("edge", ("edge: `tidegate edge` needs uvloop", "fleet: `tidegate fleet` needs paho")),
         ("cloud", ("pool: `tidegate pool` needs", "model pack: Error: this needs torch and safetensors")),
         ("build", ("model quantize: Error: this needs onnx", "model add: Error: this needs onnx")),
         ("simulate tracing demo", ()),

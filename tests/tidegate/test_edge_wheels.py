@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).parents[2]
 WITH_AARCH64_WHEELS = {
     *("aiohttp", "cffi", "cryptography", "frozenlist", "grpcio", "msgspec", "multidict", "numpy", "onnxruntime"),
-    *("propcache", "protobuf", "pydantic-core", "pyyaml", "yarl"),
+    *("propcache", "protobuf", "pydantic-core", "pyyaml", "uvloop", "yarl"),
 }
 
 

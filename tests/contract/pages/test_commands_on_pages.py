@@ -126,7 +126,7 @@ def test_every_command_that_is_shown_exists_with_its_options() -> None:
 def test_every_option_that_prose_names_exists() -> None:
     """Of any command: prose often leaves the command out. Those of benches and of containers are another's."""
     known = {name for line in [*recorded("cli"), *recorded("pytest_plugin")] for name in re.findall(r"--[a-z-]+", line)}
-    others = {"--rows", "--first-seed", "--shm-size", "--help", "--strict"}
+    others = {"--rows", "--first-seed", "--shm-size", "--help", "--strict", "--quick", "--record", "--set"}
     named = {
         (code.place, option)
         for page in pages()
