@@ -16,7 +16,6 @@ from typing import Final
 import structlog
 
 from gateway.config.gateway import GatewayConfig
-from gateway.core.fleet.name_claims import NameClaims
 from gateway.identity.guard import GatewayGuard
 from gateway.targets.dial_in import Context, DialInServer, Follow, Identify
 from tidegate import clock
@@ -39,9 +38,7 @@ GRACE_S: Final = 1.0
 log = structlog.get_logger(__name__)
 
 
-def dial_in_server_of(
-    config: GatewayConfig, tls: Tls | None, known: Callable[[str], bool], claims: NameClaims
-) -> DialInServer | None:
+def dial_in_server_of(config: GatewayConfig, tls: Tls | None, known: Callable[[str], bool]) -> DialInServer | None:
     """The server that accepts devices' streams; None without `link_port`."""
     if config.link_port is None:
         return None
@@ -51,7 +48,6 @@ def dial_in_server_of(
         known=known,
         encrypted=tls is not None,
         max_message_bytes=config.max_body_bytes + ROOM_BYTES,
-        claims=claims,
     )
 
 

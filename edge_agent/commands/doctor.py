@@ -63,7 +63,6 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         *_ports(config, (agent or {}).get("addresses")),
         certificate,
         *_workers(agent),
-        *diagnosis.name_taken(str((agent or {}).get("name_taken") or "")),
         *broker,
         diagnosis.gateways(
             reached,

@@ -15,9 +15,6 @@ the fleet remembers, and would never be believed again. Its next live message ea
 least this epoch. The hint names the session that it is about, so a late message of a past session earns a hint that
 its device ignores. Two agents that claim one epoch are parted in the same way.
 
-Two agents of one name take its session from each other. Which one keeps it is decided in
-`gateway/core/fleet/name_claims.py`; nothing of the other is folded, and its birth earns it a `NameTaken`.
-
 Invariants: a topic's device is the payload's device or the message is dropped; devices, waiting messages and effects
 are bounded; the cost of a fold does not depend on the size of the fleet (`test_merge` counts).
 It leaves the sending, the delays and the clock to `sync.py`.
@@ -34,7 +31,6 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from gateway.core.fleet.name_claims import NameClaim, NameClaims, NameConflict
 from gateway.fleet_sync.changes import PendingChanges
 from gateway.fleet_sync.device import DeviceRegister
 from gateway.fleet_sync.freshness import BrokerOutage, DeviceView, Freshness
@@ -69,18 +65,7 @@ class EpochHint:
     minimum: int
 
 
-@dataclass(frozen=True, slots=True)
-class NameTaken:
-    """Say to the agent of session `seen` that another agent keeps the device's name, so that it stands down."""
-
-    device: str
-    at: float
-    seen: int
-    boot: str
-    reason: str
-
-
-Effect = Resync | EpochHint | NameTaken
+Effect = Resync | EpochHint
 
 
 class _EffectBudget:
@@ -114,7 +99,6 @@ class FleetRegister:
         will_grace_s: how long a last will may be refuted by a heartbeat before it is believed.
         reconnect_grace_s: how long after this gateway's own outage devices may need to come back: their backoff's cap.
         allow_url: whether a device may claim this address; a birth with any other is refused.
-        claims: of devices' names, shared with the port that devices dial.
     """
 
     def __init__(
@@ -127,9 +111,7 @@ class FleetRegister:
         will_grace_s: float = 2.0,
         reconnect_grace_s: float = 30.0,
         allow_url: Callable[[str], bool] = lambda url: True,
-        claims: NameClaims | None = None,
     ) -> None:
-        self.claims = NameClaims() if claims is None else claims
         self.counts: Counter[str] = Counter()  # what became of the messages, by reason
         self._topics = topics
         self._draw = draw
@@ -174,8 +156,7 @@ class FleetRegister:
         if kind is DeviceTopic.BIRTH and self._devices.pop(name, None) is not None:
             self.counts["forgotten"] += 1
             self._changes.forget(name)
-            self.claims.forget(name)
-            for effect in (Resync, EpochHint, NameTaken):
+            for effect in (Resync, EpochHint):
                 self._asked_at.pop((effect, name), 0.0)
         return []
 
@@ -206,13 +187,6 @@ class FleetRegister:
 
     def _fold_into(self, device: DeviceRegister, message: UpMessage, now: float, *, retained: bool) -> list[Effect]:
         known_epoch, before = device.known_epoch, device.birth
-        if isinstance(message, Birth) and message.epoch >= device.epoch:
-            conflict = self._claim(message, now, retained=retained)
-            if conflict is not None:
-                return self._name_taken(message, conflict, now)
-        if self.claims.refuses(device.name, message.epoch):
-            self.counts["name_taken"] += 1
-            return []
         news = device.fold(message, now, retained=retained)
         self.counts["folded" if news else "nothing_new"] += 1
         self._look_again(device, now)
@@ -230,19 +204,6 @@ class FleetRegister:
             return []
         boot = message.boot if isinstance(message, Birth) else ""
         return [EpochHint(device.name, now, seen=message.epoch, boot=boot, minimum=min(known_epoch + 1, MAX_EPOCH))]
-
-    def _claim(self, birth: Birth, now: float, *, retained: bool) -> NameConflict | None:
-        claim = NameClaim(birth.boot, birth.epoch, ", ".join(birth.urls[:2]), now - birth.mono_ms / 1e3)
-        if retained:
-            self.claims.remembered(birth.device, claim)
-            return None
-        return self.claims.claim(birth.device, claim, now)
-
-    def _name_taken(self, birth: Birth, conflict: NameConflict, now: float) -> list[Effect]:
-        self.counts["name_taken"] += 1
-        if not self._may_ask(NameTaken, birth.device, HINT_GAP_S, now):
-            return []
-        return [NameTaken(birth.device, now, seen=birth.epoch, boot=birth.boot, reason=conflict.refusal(now))]
 
     def _resync(self, device: DeviceRegister, now: float) -> list[Effect]:
         reason = self._gap(device)
@@ -267,7 +228,7 @@ class FleetRegister:
     def is_wanted(self, effect: Effect) -> bool:
         """Whether there is still a reason for an effect, asked when its time has come."""
         device = self._devices.get(effect.device)
-        return device is not None and (not isinstance(effect, Resync) or bool(self._gap(device)))
+        return device is not None and (isinstance(effect, EpochHint) or bool(self._gap(device)))
 
     def control_plane(self, *, up: bool, now: float) -> None:
         """This gateway's own link to the broker went up or down; silence meanwhile says nothing about devices."""

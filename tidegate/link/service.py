@@ -36,7 +36,6 @@ class LinkService:
         epoch: the epoch under which `load` reports; read again for each stream.
         max_concurrent: requests under way per stream; more are refused as overloaded.
         attest: answers challenges; raises ValueError, with the reason, if there is no evidence.
-        boot: identifies this start of the process, which has run for `uptime_s`.
     """
 
     def __init__(
@@ -52,12 +51,8 @@ class LinkService:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         attest: Attest = no_evidence,
         limits: ContentLimits = DEFAULT,
-        boot: str = "",
-        uptime_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._host = host
-        self._boot = boot
-        self._uptime_s = uptime_s
         self._attest = attest
         self._name = name
         self._epoch = epoch
@@ -74,15 +69,6 @@ class LinkService:
 
     def __repr__(self) -> str:
         return f"<LinkService {self._name}, {len(self._servers)} streams{', draining' if self._draining else ''}>"
-
-    @property
-    def name(self) -> str:
-        """ "edge/NAME" or "pool/NAME"."""
-        return self._name
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch()
 
     @property
     def streams(self) -> int:
@@ -183,4 +169,4 @@ class LinkService:
         log.info("link stream ended", peer=context.peer(), reason=reason)
 
     def _greeting(self) -> Greeting:
-        return Greeting(self._name, self._epoch(), __version__, self._offers(), self._boot, self._uptime_s())
+        return Greeting(self._name, self._epoch(), __version__, self._offers())

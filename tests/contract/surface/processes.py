@@ -169,7 +169,6 @@ async def _routes() -> dict[str, Any]:
             watch=gateway.watch,
             policy="value",
             rollouts=lambda: (),
-            others=lambda _now: [],
             trials=gateway.trials,
         )
         admin = [
