@@ -56,6 +56,8 @@ def status(as_json: bool, whole: bool, admin: str) -> None:
         console.print(f"and {len(rest)} more, {_states(rest)} (--all shows them)", highlight=False)
     for words in ailments(shown):
         console.print(words, highlight=False)
+    for words in ailments([{"id": one["target"], "ailing": [one]} for one in state.get("ailing", ())]):
+        console.print(words, highlight=False)  # of no target; an older gateway does not send it
     console.print(models_table(state["models"], named=None if whole else NAMED))
     if refusal := state.get("broker_refusal"):
         console.print(f"[red]broker[/]: {escape(refusal)}", highlight=False)
