@@ -70,7 +70,7 @@ from tidegate.servers.limits import PortGroup, limits_by_port
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
-from tidegate.workers.sandbox_check import check_sandbox, sandbox_parts
+from tidegate.workers.sandbox_check import check_sandbox, sandbox_gaps, sandbox_parts
 from tidegate.workers.warmup import warm
 
 GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
@@ -409,6 +409,7 @@ class EdgeApp:
             entry.manifest,
             entry.loadables,
             start_worker=worker_starter(nice=config.nice, cgroup=config.cgroup, sandbox=config.sandbox),
+            sandbox=sandbox_gaps(config.sandbox),
             measure=self._costs.measuring(config.warmup_budget_s / len(entry.loadables)),
             warm=warm,
             backoff=Backoff(self._draw, base_s=0.5, cap_s=30.0),

@@ -172,6 +172,7 @@ def _offer(offer: ModelOffer, target: TargetView, fleet: Fleet) -> dict[str, Any
         "version": offer.version,
         "state": offer.state,
         "workers_lost": offer.worker.lost if offer.worker else 0,
+        "sandbox": offer.sandbox,
         "variants": [variant.name for variant in offer.variants],
         "paced": any(variant.paced for variant in offer.variants),
         "costs": {name: _cost(cost) for name, cost in costs.items()},
