@@ -137,7 +137,7 @@ def read_npy(name: str, stream: IO[bytes], there: int) -> NDArray[Any]:
             f"{name}: {list(shape)} of {dtype} are {count * dtype.itemsize} bytes, but {there - begin} are there"
         )
     array = np.empty(shape, dtype, order="F" if fortran else "C")
-    room = memoryview((array.T if fortran else array).reshape(-1).view(np.uint8))
+    room = (array.T if fortran else array).reshape(-1).view(np.uint8).data
     while room:
         piece = stream.read(min(len(room), _BLOCK_BYTES))
         if not piece:
