@@ -59,7 +59,7 @@ from tidegate.tracing.served import ServedTraces
 from tidegate.tracing.span import Value
 from tidegate.workers.process import WorkerProcess
 from tidegate.workers.recycling import Recycling
-from tidegate.workers.sandbox_check import check_sandbox, sandbox_parts
+from tidegate.workers.sandbox_check import check_sandbox, sandbox_gaps, sandbox_parts
 
 CLOSE_GRACE_S = 0.1  # what calls that are left get when the server closes, after the drain
 log = structlog.get_logger(__name__)
@@ -271,6 +271,7 @@ class PoolApp:
             paced_slow=config.paced_slow,
             hang_timeout_s=config.hang_timeout_s,
             warmup_budget_s=config.warmup_budget_s,
+            sandbox=sandbox_gaps(config.sandbox),
             on_change=self._announce,
             on_lost=self._announce,
             on_progress=self._on_progress,

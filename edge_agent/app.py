@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Final, Self
@@ -24,6 +25,7 @@ from msgspec.structs import replace
 from edge_agent.config import EdgeConfig
 from edge_agent.core.device_conditions import Endurance
 from edge_agent.core.edge_queue import EdgeQueue
+from edge_agent.core.name_dispute import NameDispute
 from edge_agent.core.reporting import AgentState
 from edge_agent.delivery.deployment import Deployment
 from edge_agent.device.memory import MemoryWatch
@@ -68,7 +70,7 @@ from tidegate.servers.limits import PortGroup, limits_by_port
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
-from tidegate.workers.sandbox_check import check_sandbox, sandbox_parts
+from tidegate.workers.sandbox_check import check_sandbox, sandbox_gaps, sandbox_parts
 from tidegate.workers.warmup import warm
 
 GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
@@ -104,6 +106,8 @@ class EdgeApp:
         self._endurance = Endurance(config.min_battery, config.max_temperature_c)
         self._epoch = EpochStore(config.state_dir / "epoch", draw=draw)
         self._saving = OwnedTask(self._save_epoch, name="epoch on disk")
+        self._boot, self._began_at = uuid.uuid4().hex[:16], clock.now()
+        self._dispute = NameDispute(draw)  # about this device's name, over MQTT as on streams that it dials
         self._host: EdgeHost | None = None
         self._local: LocalHost | None = None
         self._sensors: Sensors | None = None
@@ -200,7 +204,9 @@ class EdgeApp:
         assert self._link is not None
         await self._stack.enter_async_context(self._memory)
         # Ends after the drain: requests of gateways on streams that this device dialled are answered as well.
-        dialling = gateway_dialler_of(config, self._link, self._gateways, tls=self._tls, draw=self._draw)
+        dialling = gateway_dialler_of(
+            config, self._link, self._gateways, tls=self._tls, draw=self._draw, dispute=self._dispute
+        )
         await self._stack.enter_async_context(dialling)
         await self._open_metrics()
         self._stack.push_async_callback(self._drain)
@@ -274,6 +280,7 @@ class EdgeApp:
             "links": links,
             "workers": workers,
             "disk": self._disk_trouble(),
+            "name_taken": self._dispute.told(now),
             **await self.offline.state(),
         }
 
@@ -309,6 +316,8 @@ class EdgeApp:
             max_message_bytes=limit,
             attest=self._attester.answer if self._attester else no_evidence,
             limits=content,
+            boot=self._boot,
+            uptime_s=lambda: clock.now() - self._began_at,
         ).add_to(server)
 
     def _fleet_sync(self) -> EdgeSync | None:
@@ -328,6 +337,9 @@ class EdgeApp:
                 ear=self.offline,
                 groups=config.rollout.groups if config.rollout else (),
                 on_desired=self.deployment.take if config.rollout else None,
+                boot=self._boot,
+                started_at=self._began_at,
+                dispute=self._dispute,
             )
         except ValueError as error:
             raise StartError(f"key 'mqtt': {error}") from error
@@ -397,6 +409,7 @@ class EdgeApp:
             entry.manifest,
             entry.loadables,
             start_worker=worker_starter(nice=config.nice, cgroup=config.cgroup, sandbox=config.sandbox),
+            sandbox=sandbox_gaps(config.sandbox),
             measure=self._costs.measuring(config.warmup_budget_s / len(entry.loadables)),
             warm=warm,
             backoff=Backoff(self._draw, base_s=0.5, cap_s=30.0),

@@ -26,6 +26,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.core.access.broker_rights import BrokerRights
 from gateway.core.admission.quarantine import Quarantine
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.name_claims import NameClaims
 from gateway.core.fleet.scaling import ReplicaScaler
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.history.recorder import FlightRecorder
@@ -48,6 +49,7 @@ from gateway.layers.quarantine import QuarantineListener, quarantine
 from gateway.layers.stack import Service, stack
 from gateway.layers.versions import versions
 from gateway.link_port import advertised_dial_address, dial_in_server_of, link_port
+from gateway.observe.conditions import OtherCondition, name_conditions
 from gateway.operate.admin_routes import admin_middlewares, operator_routes, require_right
 from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.trial_report import trial_families
@@ -55,7 +57,7 @@ from gateway.operate.trial_routes import trial_routes
 from gateway.placement_policy import admission_of, placement_of, policy_of
 from gateway.serving.dispatcher import Dispatcher
 from gateway.targets.attestation_verifier import AttestationVerifier
-from gateway.targets.condition_log import HealthLog, log_condition
+from gateway.targets.condition_log import HealthLog, log_condition, log_name_conflict
 from gateway.targets.directory import Directory
 from gateway.telemetry import Telemetry, run_soon
 from tidegate import clock
@@ -104,9 +106,10 @@ class Gateway:
         self.fleet = Fleet(self.catalog.feature_of, draw=draw, scaling=scaling)
         self.defaults = DefaultVersions(self.catalog, self.fleet)
         self.verifier = _verifier_of(config, self.tls, draw)
-        self.register = FleetRegister(Topics(config.fleet), draw=draw) if config.mqtt else None
+        self.claims = NameClaims()  # of devices' names, over MQTT as on streams that they dial
+        self.register = FleetRegister(Topics(config.fleet), draw=draw, claims=self.claims) if config.mqtt else None
         self.broker_rights = BrokerRights(config.fleet, config.name)
-        self.dialled_in = dial_in_server_of(config, self.tls, self._knows)
+        self.dialled_in = dial_in_server_of(config, self.tls, self._knows, self.claims)
         self.directory = Directory(
             self.fleet,
             self.catalog,
@@ -128,7 +131,14 @@ class Gateway:
         self.dispatcher = self._new_dispatcher(held, strained)
         self.watch = ConsoleHistory(self.fleet, lambda: self.admission.in_flight) if config.console else None
         self.telemetry = Telemetry(
-            config, self.dispatcher, self.admission, held, self._version_of, scaling, console=self.watch
+            config,
+            self.dispatcher,
+            self.admission,
+            held,
+            self._version_of,
+            scaling,
+            console=self.watch,
+            others=self._other_conditions,
         )
         self.metrics = self.telemetry.metrics
         self.trials = Trials(config.trials_file, self.defaults, draw, strained, self.dispatcher.infer)
@@ -158,6 +168,7 @@ class Gateway:
         """
         # The log of the fleet's health reads the fleet's balance.
         self.fleet.on_health, self.fleet.on_condition = HealthLog(self.fleet).log_health, log_condition
+        self.claims.on_change = log_name_conflict
         # The directory reads the server's streams, and the server reports each of them to the directory.
         if self.dialled_in is not None:
             self.dialled_in.on_in, self.dialled_in.on_left = self.directory.dialled, self.directory.hung_up
@@ -360,6 +371,7 @@ class Gateway:
                     policy=config.policy,
                     rollouts=lambda: self._shipping.rollouts.all.values() if self._shipping else (),
                     trials=self.trials,
+                    others=self._other_conditions,
                 ),
                 *(self._shipping.admin_routes() if self._shipping is not None else ()),
                 *(self.ingest_service.routes() if self.ingest_service is not None and config.mqtt else ()),
@@ -370,6 +382,9 @@ class Gateway:
         )
         if self.guard is None:
             await self._publish_operator_token()
+
+    def _other_conditions(self, now: float) -> list[OtherCondition]:
+        return name_conditions(self.claims, now)
 
     async def _publish_operator_token(self) -> None:
         port, token = port_of(self.addresses["admin"]), self.operator_token

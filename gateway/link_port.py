@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from gateway.config.gateway import GatewayConfig
+from gateway.core.fleet.name_claims import NameClaims
 from gateway.identity.guard import GatewayGuard
 from gateway.targets.dial_in import Context, DialInServer, Follow, Identify
 from tidegate import clock
@@ -38,7 +39,9 @@ GRACE_S: Final = 1.0
 log = structlog.get_logger(__name__)
 
 
-def dial_in_server_of(config: GatewayConfig, tls: Tls | None, known: Callable[[str], bool]) -> DialInServer | None:
+def dial_in_server_of(
+    config: GatewayConfig, tls: Tls | None, known: Callable[[str], bool], claims: NameClaims
+) -> DialInServer | None:
     """The server that accepts devices' streams; None without `link_port`."""
     if config.link_port is None:
         return None
@@ -48,6 +51,7 @@ def dial_in_server_of(config: GatewayConfig, tls: Tls | None, known: Callable[[s
         known=known,
         encrypted=tls is not None,
         max_message_bytes=config.max_body_bytes + ROOM_BYTES,
+        claims=claims,
     )
 
 

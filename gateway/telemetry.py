@@ -29,13 +29,14 @@ from gateway.layers.observe import Observer
 from gateway.layers.stack import Layer
 from gateway.layers.traced import traced
 from gateway.observe.access_log import AccessLog
-from gateway.observe.conditions import condition_family
+from gateway.observe.conditions import OtherCondition, condition_family
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.refusal_log import RefusalLog
 from gateway.observe.scaling import ScalingWatch, scaling_families
 from gateway.observe.trace_sampling import TraceSampler
 from gateway.operate.console.history import ConsoleHistory
 from gateway.serving.dispatcher import Dispatcher
+from tidegate import clock
 from tidegate.metrics.exposition import Exposition
 from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.sharing import SharedMetrics
@@ -65,8 +66,12 @@ class Telemetry:
         version_of: Callable[[InferRequest], str],
         scaling: ReplicaScaler,
         console: ConsoleHistory | None = None,
+        others: Callable[[float], list[OtherCondition]] = lambda _now: [],
     ) -> None:
-        """Args: console: an observer beside the metrics, which keeps the links' timelines."""
+        """Args:
+        console: an observer beside the metrics, which keeps the links' timelines.
+        others: the conditions at an instant that are of no target.
+        """
         placer, hedges = dispatcher.placer, dispatcher.hedges
         self.recorder = dispatcher.recorder
         self.metrics = GatewayMetrics(
@@ -83,7 +88,8 @@ class Telemetry:
         self.sharing = SharedMetrics(config.metrics_dir) if config.metrics_dir is not None else None
         self.exposition = Exposition(self.metrics.collect, self.sharing)
         self.scaling = ScalingWatch(placer.fleet, admission, scaling)
-        self.metrics.add(lambda: [condition_family(placer.fleet), *scaling_families(self.scaling.scaling)])
+        self.metrics.add(lambda: [condition_family(placer.fleet, others(clock.now()))])
+        self.metrics.add(lambda: scaling_families(self.scaling.scaling))
         self._loop_lag = LoopLag()
         self.metrics.add(self._loop_lag.families)
         self.layers: list[Layer] = []  # outside of the observers

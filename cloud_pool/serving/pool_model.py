@@ -100,6 +100,7 @@ class PoolModel:
             state=self._supervisor.state,
             digest=self._variants[0].sha256,
             worker=self._supervisor.worker_report,
+            sandbox=self._supervisor.sandbox,
         )
 
     def statistics(self) -> ModelStatistics:

@@ -47,6 +47,7 @@ class PoolSupervisor:
         on_change: called after each change of `state`.
         on_lost: called when a worker was lost, whether others serve on or not.
         on_progress: called with words for what a start is at.
+        sandbox: what the workers' sandbox lacks, "" for nothing (`tidegate/workers/sandbox_check.py`); offered so.
     """
 
     def __init__(
@@ -65,7 +66,9 @@ class PoolSupervisor:
         on_change: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
         on_progress: Callable[[str], None] = lambda _: None,
+        sandbox: str | None = None,
     ) -> None:
+        self.sandbox = sandbox
         self.lanes: dict[str, ModelInstance] = {}
         self._loadables = tuple(loadables)
         self._scheduler = scheduler

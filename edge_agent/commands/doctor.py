@@ -63,6 +63,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         *_ports(config, (agent or {}).get("addresses")),
         certificate,
         *_workers(agent),
+        *diagnosis.name_taken(str((agent or {}).get("name_taken") or "")),
         *broker,
         diagnosis.gateways(
             reached,

@@ -215,6 +215,16 @@ def broker(url: str, error: str, acl: Iterable[tuple[str, str]]) -> DoctorFindin
     return DoctorFinding("broker", worst, "; ".join([f"{url} answers", *said]), advice)
 
 
+def name_taken(reason: str) -> list[DoctorFinding]:
+    """Nothing, or that a gateway has given this device's name to another agent.
+
+    Args:
+        reason: what the running agent was told; "" where it has its name.
+    """
+    advice = "end one of the two agents, or give this one another `name` (and certificate)"
+    return [DoctorFinding("name", "failure", reason, advice)] if reason else []
+
+
 def fleets(own: str, gateways_here: Collection[str], others: Mapping[str, str]) -> list[DoctorFinding]:
     """Nothing, or that this device's fleet has no gateway at its broker while another fleet has.
 

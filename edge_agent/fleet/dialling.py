@@ -5,8 +5,9 @@
 
 A stream that was lost is dialled again once the gateway takes connections (`reachability.py`), so that a device is back
 within a second of its link. A gateway that takes connections and ends streams is dialled again after a full-jitter
-wait of at most `REDIAL_CAP_S`. A dial that hangs is ended by the stream's own heartbeat, as no hello arrives. Every
-dial is a new connection.
+wait of at most `REDIAL_CAP_S`. While a gateway has given this device's name to another agent, nothing is dialled
+(`edge_agent/core/name_dispute.py`). A dial that hangs is ended by the stream's own heartbeat, as no hello arrives.
+Every dial is a new connection.
 
 The gateways are configured (`gateways`), or learned over MQTT, where each publishes the address at which it may be
 dialled. Over TLS the other side must show the certificate of the named gateway; where only an address is configured,
@@ -24,9 +25,12 @@ import structlog
 
 from edge_agent.config import EdgeConfig, is_gateway_address
 from edge_agent.core.dial_policy import DialPlan
+from edge_agent.core.name_dispute import NameDispute
 from edge_agent.fleet.reachability import wait_until_open
+from edge_agent.fleet.sync import log_name_taken
 from tidegate import clock
 from tidegate.fleet.messages import GatewayState
+from tidegate.fleet.name_conflict import is_name_taken
 from tidegate.link.server import LinkServer
 from tidegate.link.service import LinkService
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream
@@ -53,6 +57,7 @@ class GatewayDialler:
         configured: address → "gateway/NAME", "" where only the address is configured.
         heard: the states that gateways published over MQTT, by name; read at each look.
         key: API key for gateways that require one.
+        dispute: what gateways have said about another agent of this name.
     """
 
     def __init__(
@@ -65,7 +70,9 @@ class GatewayDialler:
         tls: Tls | None,
         draw: Callable[[], float],
         key: str = "",
+        dispute: NameDispute | None = None,
     ) -> None:
+        self._dispute = NameDispute(draw) if dispute is None else dispute
         self._link = link
         self._plan = plan
         self._configured = configured
@@ -103,14 +110,25 @@ class GatewayDialler:
     def _look(self) -> None:
         if self._link.draining:
             return
+        if self._dispute.standing_down(clock.now()):
+            for dialled in self._open.values():
+                dialled.leave("another agent has this device's name")
+        self._forget_done()
+        if self._dispute.standing_down(clock.now()):
+            return
         gateways = self.gateways()
         wanted = self._plan.addresses_to_dial(gateways, self._link.callers, clock.now())
         for address in wanted - self._open.keys():
             dialler = self._dialler(address, gateways[address])
             if dialler is not None:
-                self._open[address] = _DialledGateway(address, self._link, dialler, self._draw, self._key, self._names)
+                self._open[address] = _DialledGateway(
+                    address, self._link, dialler, self._draw, self._key, names=self._names, dispute=self._dispute
+                )
         for address in self._open.keys() - wanted:
             self._open[address].leave("this gateway reaches the device by itself")
+        self._forget_done()
+
+    def _forget_done(self) -> None:
         for address in [address for address, dialled in self._open.items() if dialled.done]:
             del self._open[address]
 
@@ -153,7 +171,9 @@ class _DialledGateway:
         draw: Callable[[], float],
         key: str,
         names: dict[str, str],
+        dispute: NameDispute,
     ) -> None:
+        self._dispute = dispute
         self._address = address
         self._link = link
         self._dialler = dialler
@@ -192,6 +212,10 @@ class _DialledGateway:
             dialled_at = clock.now()
             peer, reason = await self._exchange()
             self._tell(peer, reason)
+            if is_name_taken(reason):
+                now = clock.now()
+                log_name_taken(self._link.name, self._link.epoch, reason, self._dispute.refused(reason, now))
+                return  # the next look dials again once the dispute allows
             if self._leaving or self._link.draining:
                 return
             await wait_until_open(self._address, self._draw)
@@ -237,6 +261,7 @@ def gateway_dialler_of(
     *,
     tls: Tls | None,
     draw: Callable[[], float],
+    dispute: NameDispute | None = None,
 ) -> GatewayDialler:
     """The dialler of a configuration. Raises StartError."""
     return GatewayDialler(
@@ -247,6 +272,7 @@ def gateway_dialler_of(
         tls=tls,
         draw=draw,
         key=read_key(config.dial_key_file),
+        dispute=dispute,
     )
 
 

@@ -7,7 +7,8 @@ The subscriptions are granted before the birth, so a gateway's reply to the birt
 acknowledged before the DISCONNECT, so a gateway need not wait for a will.
 
 `edge_agent/core/reporting.py` decides what to publish and when; this file sends it, and performs a gateway's commands:
-publish everything again (`resync`), or begin a session with a greater epoch (`epoch_hint`). Serving requests never
+publish everything again (`resync`), begin a session with a greater epoch (`epoch_hint`), or stay away for a while,
+because another agent has this device's name (`name_taken`, `edge_agent/core/name_dispute.py`). Serving requests never
 waits for any of this: without a broker the agent serves every caller that reaches it.
 """
 
@@ -22,10 +23,12 @@ from typing import Protocol
 import structlog
 
 from edge_agent.core.acl_check import AclCheck, AclFinding
+from edge_agent.core.name_dispute import NameDispute
 from edge_agent.core.reporting import AgentState, Farewell, Publication, Reporting
 from edge_agent.fleet.epoch import EpochStore
 from tidegate import clock
 from tidegate.fleet.messages import BadMessage, Command, GatewayState, decode_command, decode_gateway_state
+from tidegate.fleet.name_conflict import NAME_TAKEN
 from tidegate.fleet.stored import Receipt, decode_receipt
 from tidegate.fleet.topics import StoredTopic, Topics, checked_name
 from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttDisconnected, MqttLink, MqttMessage, PublishAck, Will
@@ -49,6 +52,18 @@ class Ear(Protocol):
     def receipt(self, receipt: Receipt) -> None: ...
 
 
+def log_name_taken(device: str, epoch: int, reason: str, wait_s: float) -> None:
+    """Log that a gateway has given this device's name to another agent."""
+    log.error(
+        "another agent has this device's name: this one stays away from the fleet",
+        device=device,
+        epoch=epoch,
+        reason=reason,
+        wait_s=round(wait_s, 1),
+        way_out="end one of the two agents, or give this one another `name`",
+    )
+
+
 class EdgeSync:
     """Owns the link to the broker and its task (`MqttLoop`), from `async with` to its end.
 
@@ -66,6 +81,8 @@ class EdgeSync:
         ear: called with sessions, gateways and receipts.
         groups: the groups whose desired documents are subscribed to, beside the device's own.
         on_desired: called with each document, by its scope; None: documents are not subscribed to.
+        boot: identifies this start of the agent, which began at `started_at`; "": it begins now.
+        dispute: what gateways have said about another agent of this name.
     """
 
     def __init__(
@@ -84,7 +101,11 @@ class EdgeSync:
         ear: Ear | None = None,
         groups: tuple[str, ...] = (),
         on_desired: Callable[[str, bytes], None] | None = None,
+        boot: str = "",
+        started_at: float | None = None,
+        dispute: NameDispute | None = None,
     ) -> None:
+        self.dispute = NameDispute(draw) if dispute is None else dispute
         self._ear = ear
         self._on_desired = on_desired
         self.gateways: dict[str, GatewayState] = {}  # the last state of each
@@ -93,12 +114,12 @@ class EdgeSync:
         self._acl = AclCheck(self._topics, device)
         self._state = state
         self._epochs = epochs
-        self._boot = uuid.uuid4().hex[:16]
+        self._boot = boot or uuid.uuid4().hex[:16]
         documents = self._topics.for_rollout(device, groups) if on_desired is not None else ()
         self._reporting = Reporting(
             device,
             boot=self._boot,
-            started_at=clock.now(),
+            started_at=clock.now() if started_at is None else started_at,
             draw=draw,
             agent_version=agent_version,
             interval_s=interval_s,
@@ -227,6 +248,11 @@ class EdgeSync:
         elif command.op == "epoch_hint" and self._is_meant(command):
             self._minimum_epoch = command.minimum or 1
             self._link.restart("a gateway knows a greater epoch")
+        elif command.op == "name_taken" and self._is_meant(command):
+            wait_s = self.dispute.refused(command.reason or NAME_TAKEN, now)
+            log_name_taken(self._device, self._reporting.epoch, command.reason, wait_s)
+            self._reporting.disconnected()  # without a goodbye, which would speak for the other agent as well
+            self._link.stand_down("another agent has this name", wait_s)
 
     def _is_meant(self, command: Command) -> bool:
         """Whether the hint is about the current session, and not a late message about a past one."""

@@ -84,6 +84,7 @@ class Runner:
         measure, warm: first and later warm-ups (`tidegate.workers.warmup`).
         on_change: called after each change of `state`.
         generation: tells runners of one version apart, where models are rolled out; 0: of the static repository.
+        sandbox: what its workers' sandbox lacks, "" for nothing (`tidegate/workers/sandbox_check.py`); offered so.
     """
 
     def __init__(
@@ -100,9 +101,11 @@ class Runner:
         paced_slow: float = 1.0,
         hang_timeout_s: float = 30.0,
         generation: int = 0,
+        sandbox: str | None = None,
     ) -> None:
         self.manifest = manifest
         self.generation = generation
+        self._sandbox = sandbox
         self.exits = 0  # of its workers, since it was entered
         self.last_exit = ""
         self.lost_workers = LostWorkers()
@@ -193,6 +196,7 @@ class Runner:
             state=self.state,
             digest=self.variants[0].sha256,
             worker=report_of([self.lost_workers]),
+            sandbox=self._sandbox,
         )
 
     def told(self, now: float) -> dict[str, Any]:

@@ -56,6 +56,10 @@ def status(as_json: bool, whole: bool, admin: str) -> None:
         console.print(f"and {len(rest)} more, {_states(rest)} (--all shows them)", highlight=False)
     for words in ailments(shown):
         console.print(words, highlight=False)
+    for words in ailments([{"id": one["target"], "ailing": [one]} for one in state.get("ailing", ())]):
+        console.print(words, highlight=False)  # of no target; an older gateway does not send it
+    for words in sandbox_lines(targets, named=None if whole else NAMED):
+        console.print(words, highlight=False)
     console.print(models_table(state["models"], named=None if whole else NAMED))
     if refusal := state.get("broker_refusal"):
         console.print(f"[red]broker[/]: {escape(refusal)}", highlight=False)
@@ -80,6 +84,29 @@ def ailments(targets: Sequence[dict[str, Any]]) -> list[str]:
         for one in targets
         for ail in one.get("ailing", ())
     ]
+
+
+def sandbox_lines(targets: Sequence[dict[str, Any]], *, named: int | None = None) -> list[str]:
+    """Return a line for each thing that workers' sandboxes lack, with the targets; one line where they lack nothing.
+
+    Args:
+        named: how many targets to name in a line; None: all.
+    """
+    lacking: dict[str, list[str]] = {}
+    whole = untold = 0
+    for one in targets:
+        told = {model.get("sandbox") for model in one["models"]} - {None}  # of an older agent, or of a foreign server
+        for reason in sorted(told - {""}):
+            lacking.setdefault(reason, []).append(one["id"])
+        whole += told == {""}
+        untold += not told
+    lines = []
+    for reason, ids in lacking.items():
+        lines.append(f"[yellow]workers not sandboxed in full[/] on {escape(_names(ids, named))}: {escape(reason)}")
+    if whole:
+        rest = f"; {untold} do not say" if untold else ""
+        lines.append(f"workers without network and disk on {whole} of {len(targets)} targets{rest}")
+    return lines
 
 
 def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Table:
@@ -144,8 +171,11 @@ def models_table(models: list[dict[str, Any]], *, named: int | None = None) -> T
     table = Table("model", "version", "ready", "offered by")
     for one in models:
         ready = "[green]yes[/]" if one["ready"] else "[red]no[/]"
-        names = one["targets"][:named]
-        more = len(one["targets"]) - len(names)
-        offered = ", ".join(names) + (f" and {more} more" if more else "")
-        table.add_row(one["name"], one["version"], ready, offered)
+        table.add_row(one["name"], one["version"], ready, _names(one["targets"], named))
     return table
+
+
+def _names(names: Sequence[str], named: int | None) -> str:
+    shown = names[:named]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")

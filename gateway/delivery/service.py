@@ -15,7 +15,7 @@ from aiohttp import web
 from gateway.catalog import Catalog
 from gateway.config.artifacts import ArtifactsConfig
 from gateway.core.fleet.fleet import Fleet
-from gateway.delivery.artifacts.access import credential_check, secured_for_devices
+from gateway.delivery.artifacts.access import certificate_check, credential_check, secured_for_devices
 from gateway.delivery.artifacts.pacing import BytePacer
 from gateway.delivery.artifacts.partial_ledger import PartialBounds
 from gateway.delivery.artifacts.server import ArtifactServer
@@ -29,6 +29,7 @@ from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.oip.http.server import error_middleware
 from tidegate.runtime.owned_task import OwnedTask
+from tidegate.security.standing import StandingWatch
 from tidegate.security.tls import Tls
 from tidegate.servers.connection_limits import ConnectionTable
 from tidegate.servers.http_connection import HttpConnection
@@ -73,6 +74,7 @@ class DeliveryService:
         self._limits = limits
         self._connections = connections
         self._secured = secured_for_devices(tls)
+        self._standing = StandingWatch()  # of certificates; the guard has its own
         self.store = ArtifactStore(
             section.folder,
             max_artifact_bytes=section.max_artifact_bytes,
@@ -81,7 +83,9 @@ class DeliveryService:
         self._collector = OwnedTask(self._collect, name="unfinished uploads", crash_means="they stay on the disk")
         self.server = ArtifactServer(
             self.store,
-            admit=credential_check(guard, self._secured),
+            admit=certificate_check(self._standing)
+            if self._secured is not None and self._secured.checks_roles
+            else credential_check(guard, self._secured),
             max_concurrent=section.max_concurrent,
             pace=BytePacer(section.rate),
         )
@@ -91,6 +95,7 @@ class DeliveryService:
     async def __aenter__(self) -> DeliveryService:
         async with self._stack:
             if self._section.port is not None:
+                await self._stack.enter_async_context(self._standing)
                 port = open_http_server(
                     self.server.routes(),
                     self._host,

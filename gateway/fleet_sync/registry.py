@@ -13,7 +13,13 @@ deaths and inventories are retained.
 Epochs that went backwards. A device whose disk was wiped while its clock says 1970 comes back with a lower epoch than
 the fleet remembers, and would never be believed again. Its next live message earns it an `EpochHint`: reconnect with at
 least this epoch. The hint names the session that it is about, so a late message of a past session earns a hint that
-its device ignores. Two agents that claim one epoch are parted in the same way.
+its device ignores. Two agents that claim one epoch are parted in the same way: every live message in such an epoch
+earns its sender a hint, since only births say which of the two it is.
+
+Two agents of one name take its session from each other. Which one keeps it is decided in
+`gateway/core/fleet/name_claims.py`; nothing of the other is folded, and every live message of it earns it a
+`NameTaken`. Neither rests on one message: a command that is lost, or that comes to the other agent because that has
+just taken the session, is said again for as long as there is a reason.
 
 Invariants: a topic's device is the payload's device or the message is dropped; devices, waiting messages and effects
 are bounded; the cost of a fold does not depend on the size of the fleet (`test_merge` counts).
@@ -31,6 +37,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
+from gateway.core.fleet.name_claims import NameClaim, NameClaims, NameConflict
 from gateway.fleet_sync.changes import PendingChanges
 from gateway.fleet_sync.device import DeviceRegister
 from gateway.fleet_sync.freshness import BrokerOutage, DeviceView, Freshness
@@ -65,7 +72,18 @@ class EpochHint:
     minimum: int
 
 
-Effect = Resync | EpochHint
+@dataclass(frozen=True, slots=True)
+class NameTaken:
+    """Say to the agent of session `seen` that another agent keeps the device's name, so that it stands down."""
+
+    device: str
+    at: float
+    seen: int
+    boot: str
+    reason: str
+
+
+Effect = Resync | EpochHint | NameTaken
 
 
 class _EffectBudget:
@@ -99,6 +117,7 @@ class FleetRegister:
         will_grace_s: how long a last will may be refuted by a heartbeat before it is believed.
         reconnect_grace_s: how long after this gateway's own outage devices may need to come back: their backoff's cap.
         allow_url: whether a device may claim this address; a birth with any other is refused.
+        claims: of devices' names, shared with the port that devices dial.
     """
 
     def __init__(
@@ -111,7 +130,9 @@ class FleetRegister:
         will_grace_s: float = 2.0,
         reconnect_grace_s: float = 30.0,
         allow_url: Callable[[str], bool] = lambda url: True,
+        claims: NameClaims | None = None,
     ) -> None:
+        self.claims = NameClaims() if claims is None else claims
         self.counts: Counter[str] = Counter()  # what became of the messages, by reason
         self._topics = topics
         self._draw = draw
@@ -126,6 +147,7 @@ class FleetRegister:
         self._changes = PendingChanges()
         self._doubted: set[str] = set()  # whose view, as it was last taken, is of no use
         self._asked_at: dict[tuple[type[Effect], str], float] = {}
+        self._shared_epochs: dict[str, int] = {}  # by device, the newest that two agents have claimed
         self._sweep_from = -inf
 
     # -- control plane ---------------------------------------------------------------------------------------------
@@ -156,7 +178,9 @@ class FleetRegister:
         if kind is DeviceTopic.BIRTH and self._devices.pop(name, None) is not None:
             self.counts["forgotten"] += 1
             self._changes.forget(name)
-            for effect in (Resync, EpochHint):
+            self.claims.forget(name)
+            self._shared_epochs.pop(name, None)
+            for effect in (Resync, EpochHint, NameTaken):
                 self._asked_at.pop((effect, name), 0.0)
         return []
 
@@ -187,6 +211,15 @@ class FleetRegister:
 
     def _fold_into(self, device: DeviceRegister, message: UpMessage, now: float, *, retained: bool) -> list[Effect]:
         known_epoch, before = device.known_epoch, device.birth
+        if isinstance(message, Birth) and (
+            message.epoch >= device.epoch or self.claims.must_hear(device.name, message.boot)
+        ):
+            conflict = self._claim(message, now, retained=retained)
+            if conflict is not None:
+                return self._name_taken(message, conflict, now)
+        refused = self.claims.refused_by(device.name, message.epoch)
+        if refused is not None:
+            return [] if retained else self._refused_speaks(message, refused, now)
         news = device.fold(message, now, retained=retained)
         self.counts["folded" if news else "nothing_new"] += 1
         self._look_again(device, now)
@@ -196,6 +229,8 @@ class FleetRegister:
             self.counts["stale_epoch"] += 1
             return self._hint(device, message, known_epoch, now)
         if isinstance(message, Birth) and before and message.epoch == before.epoch and message.boot != before.boot:
+            self._shared_epochs[device.name] = message.epoch
+        if self._shared_epochs.get(device.name) == message.epoch:
             return self._hint(device, message, known_epoch, now)
         return self._resync(device, now)
 
@@ -204,6 +239,29 @@ class FleetRegister:
             return []
         boot = message.boot if isinstance(message, Birth) else ""
         return [EpochHint(device.name, now, seen=message.epoch, boot=boot, minimum=min(known_epoch + 1, MAX_EPOCH))]
+
+    def _claim(self, birth: Birth, now: float, *, retained: bool) -> NameConflict | None:
+        claim = NameClaim(birth.boot, birth.epoch, ", ".join(birth.urls[:2]), now - birth.mono_ms / 1e3)
+        if retained:
+            self.claims.remembered(birth.device, claim)
+            return None
+        return self.claims.claim(birth.device, claim, now)
+
+    def _refused_speaks(self, message: UpMessage, conflict: NameConflict, now: float) -> list[Effect]:
+        """Tell it again; and ask for its birth, since the kept agent may have come to the same epoch unheard."""
+        effects = self._name_taken(message, conflict, now)
+        if effects and self._may_ask(Resync, message.device, RESYNC_GAP_S, now):
+            effects.append(
+                Resync(message.device, now + self._draw() * RESYNC_JITTER_S, "which agent speaks is not known")
+            )
+        return effects
+
+    def _name_taken(self, message: UpMessage, conflict: NameConflict, now: float) -> list[Effect]:
+        self.counts["name_taken"] += 1
+        if isinstance(message, Death) or not self._may_ask(NameTaken, message.device, HINT_GAP_S, now):
+            return []
+        boot, reason = conflict.refused.boot, conflict.refusal(now)
+        return [NameTaken(message.device, now, seen=message.epoch, boot=boot, reason=reason)]
 
     def _resync(self, device: DeviceRegister, now: float) -> list[Effect]:
         reason = self._gap(device)
@@ -228,7 +286,9 @@ class FleetRegister:
     def is_wanted(self, effect: Effect) -> bool:
         """Whether there is still a reason for an effect, asked when its time has come."""
         device = self._devices.get(effect.device)
-        return device is not None and (isinstance(effect, EpochHint) or bool(self._gap(device)))
+        if device is None or not isinstance(effect, Resync):
+            return device is not None
+        return bool(self._gap(device)) or self.claims.in_conflict(effect.device)
 
     def control_plane(self, *, up: bool, now: float) -> None:
         """This gateway's own link to the broker went up or down; silence meanwhile says nothing about devices."""

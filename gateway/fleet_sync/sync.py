@@ -22,7 +22,7 @@ import structlog
 
 from gateway.core.access.broker_rights import BrokerRights
 from gateway.fleet_sync.freshness import DeviceView
-from gateway.fleet_sync.registry import Effect, EpochHint, FleetRegister
+from gateway.fleet_sync.registry import Effect, EpochHint, FleetRegister, NameTaken
 from gateway.ingest.receiver import Ingest
 from tidegate import clock
 from tidegate.fleet.messages import Command, GatewayState, encode
@@ -201,6 +201,8 @@ class FleetSync:
         id = f"{self._name}-{self._epoch:x}-{next(self._serial)}"[-64:]
         if isinstance(effect, EpochHint):
             return Command(id, "epoch_hint", seen=effect.seen, boot=effect.boot, minimum=effect.minimum)
+        if isinstance(effect, NameTaken):
+            return Command(id, "name_taken", seen=effect.seen, boot=effect.boot, reason=effect.reason)
         return Command(id, "resync")
 
     def _beat(self) -> None:

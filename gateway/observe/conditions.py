@@ -1,17 +1,20 @@
-"""The conditions that targets are in now, as JSON for the admin port and as a metric.
+"""The conditions that hold now, of targets and of what is no target, as JSON for the admin port and as a metric.
 
 What the conditions are and what follows from them is decided in `gateway/core/health/degradation.py`; each change is
-logged by `gateway/targets/condition_log.py`.
+logged by `gateway/targets/condition_log.py`. A condition of the fleet or of this gateway itself (`OtherCondition`)
+stands beside them: two agents of one name have one entry, and perhaps no target.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.name_claims import NameClaims
 from gateway.core.fleet.target import TargetView
 from gateway.core.health.degradation import Condition
 
@@ -24,9 +27,36 @@ def active_conditions(fleet: Fleet) -> list[tuple[TargetView, Condition]]:
     return sorted(found, key=lambda pair: pair[1].since)
 
 
-def conditions_json(fleet: Fleet, now: float) -> list[dict[str, Any]]:
-    """The same conditions as JSON."""
+class OtherCondition(NamedTuple):
+    """A condition of what is no target: a device's name, or this gateway."""
+
+    subject: str
+    name: str
+    since: float
+    evidence: str
+
+    def as_json(self, now: float) -> dict[str, Any]:
+        return {
+            "target": self.subject,
+            "condition": self.name,
+            "for_s": round(now - self.since, 1),
+            "evidence": self.evidence,
+            "model": None,
+            "variant": None,
+        }
+
+
+def name_conditions(claims: NameClaims, now: float) -> list[OtherCondition]:
+    """A condition for each name that two agents claim."""
     return [
+        OtherCondition(f"edge/{one.device}", "name_conflict", one.since, one.evidence(now))
+        for one in claims.standing(now)
+    ]
+
+
+def conditions_json(fleet: Fleet, now: float, others: Iterable[OtherCondition] = ()) -> list[dict[str, Any]]:
+    """The same conditions, and the others, as JSON."""
+    return [other.as_json(now) for other in others] + [
         {
             "target": target.id,
             "condition": one.name,
@@ -39,9 +69,11 @@ def conditions_json(fleet: Fleet, now: float) -> list[dict[str, Any]]:
     ]
 
 
-def condition_family(fleet: Fleet) -> Metric:
+def condition_family(fleet: Fleet, others: Iterable[OtherCondition] = ()) -> Metric:
     """A series for each condition that holds now, of more than `MOST_SERIES` for the oldest."""
     family = GaugeMetricFamily("tidegate_condition", "1 while it ails the target.", labels=("target", "condition"))
-    for target, one in active_conditions(fleet)[:MOST_SERIES]:
-        family.add_metric((target.id, one.name), 1.0)
+    found = [(other.subject, other.name) for other in others]
+    found += [(target.id, one.name) for target, one in active_conditions(fleet)]
+    for labels in found[:MOST_SERIES]:
+        family.add_metric(labels, 1.0)
     return family

@@ -15,7 +15,7 @@ is bound to loopback unless the configuration says otherwise.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
 from gateway.core.history.query import RecordFilter, select_records
 from gateway.core.history.recorder import RequestRecord
-from gateway.observe.conditions import conditions_json
+from gateway.observe.conditions import OtherCondition, conditions_json
 from gateway.operate.explanation import explanation_json, matching_records
 from gateway.serving.dispatcher import Dispatcher
 from tidegate import clock
@@ -41,10 +41,18 @@ MOST_OF_ONE_ID: Final = 10  # the hindsight of each walks over the whole flight 
 
 
 def admin_routes(
-    fleet: Fleet, catalog: Catalog, dispatcher: Dispatcher, refused: Mapping[str, str], broker_rights: BrokerRights
+    fleet: Fleet,
+    catalog: Catalog,
+    dispatcher: Dispatcher,
+    refused: Mapping[str, str],
+    broker_rights: BrokerRights,
+    others: Callable[[float], list[OtherCondition]] = lambda _now: [],
 ) -> list[web.RouteDef]:
+    """Args: others: the conditions at an instant that are of no target."""
+
     async def state(_request: web.Request) -> web.Response:
-        return web.json_response(state_of(fleet, catalog, clock.now(), refused, broker_rights.refusal))
+        now = clock.now()
+        return web.json_response(state_of(fleet, catalog, now, refused, others(now), broker_rights.refusal))
 
     async def decisions(request: web.Request) -> web.Response:
         sought, most, skip = _sought(request.query)
@@ -56,7 +64,8 @@ def admin_routes(
         return web.Response(body=await asyncio.to_thread(render), content_type="application/json", charset="utf-8")
 
     async def conditions(_request: web.Request) -> web.Response:
-        return web.json_response({"conditions": conditions_json(fleet, clock.now())})
+        now = clock.now()
+        return web.json_response({"conditions": conditions_json(fleet, now, others(now))})
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -105,7 +114,12 @@ def _sought(query: Mapping[str, str]) -> tuple[RecordFilter, int, int]:
 
 
 def state_of(
-    fleet: Fleet, catalog: Catalog, now: float, refused: Mapping[str, str], broker_refusal: str = ""
+    fleet: Fleet,
+    catalog: Catalog,
+    now: float,
+    refused: Mapping[str, str],
+    others: Sequence[OtherCondition] = (),
+    broker_refusal: str = "",
 ) -> dict[str, Any]:
     return {
         "targets": [target_of(target, fleet, now) for target in fleet.targets.values()],
@@ -116,6 +130,7 @@ def state_of(
         ],
         "refused": [{"device": device, "reason": reason} for device, reason in sorted(refused.items())],
         "broker_refusal": broker_refusal,
+        "ailing": [other.as_json(now) for other in others],
     }
 
 
@@ -157,6 +172,7 @@ def _offer(offer: ModelOffer, target: TargetView, fleet: Fleet) -> dict[str, Any
         "version": offer.version,
         "state": offer.state,
         "workers_lost": offer.worker.lost if offer.worker else 0,
+        "sandbox": offer.sandbox,
         "variants": [variant.name for variant in offer.variants],
         "paced": any(variant.paced for variant in offer.variants),
         "costs": {name: _cost(cost) for name, cost in costs.items()},

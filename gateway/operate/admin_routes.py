@@ -22,6 +22,7 @@ from gateway.delivery.trials import Trials
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
 from gateway.identity.operator_access import OPEN, addresses_only, right_for_changes, right_required, token_for_changes
+from gateway.observe.conditions import OtherCondition
 from gateway.observe.traffic_recorder import TrafficRecorder
 from gateway.operate.admin import admin_routes
 from gateway.operate.console.history import ConsoleHistory
@@ -51,11 +52,16 @@ def operator_routes(
     policy: str,
     rollouts: Callable[[], Iterable[CanaryRollout]],
     trials: Trials,
+    others: Callable[[float], list[OtherCondition]],
 ) -> list[web.RouteDef]:
-    """Return the admin port's routes; with the console's if `watch` is given."""
+    """Return the admin port's routes; with the console's if `watch` is given.
+
+    Args:
+        others: the conditions at an instant that are of no target.
+    """
     recordings = TrafficRecorder(dispatcher.recorder, fleet, gateway=name, policy=policy)
     admin = [
-        *admin_routes(fleet, catalog, dispatcher, directory.refused, broker_rights),
+        *admin_routes(fleet, catalog, dispatcher, directory.refused, broker_rights, others),
         *device_routes(directory.devices),
         *log_level_routes(),
         web.get("/debug/recording", recordings.stream),
@@ -71,6 +77,7 @@ def operator_routes(
         refused=directory.refused,
         rollouts=rollouts,
         trials=lambda: trial_rows(trials),
+        others=others,
     )
     return [*admin, *Console(console_view).routes()]
 

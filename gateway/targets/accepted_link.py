@@ -81,6 +81,11 @@ class AcceptedLink:
         self._leaving = reason = await self._client.run()
         return reason
 
+    def refuse(self, reason: str) -> None:
+        """End it, and tell the device that it was refused, although it had been let in."""
+        self.refused = reason
+        self.finish(reason)
+
     def finish(self, reason: str) -> None:
         """End it once what waits to be written has left."""
         self._leaving = reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.name_claims import NameConflict
 from gateway.core.fleet.target import TargetView
 from gateway.core.health.degradation import ConditionChange
 
@@ -19,6 +20,20 @@ def log_condition(target: TargetView, change: ConditionChange) -> None:
     else:
         lasted_s = round(change.at - condition.since, 1)
         log.info("it ails the target no longer", target=target.id, condition=condition.name, lasted_s=lasted_s)
+
+
+def log_name_conflict(conflict: NameConflict, begun: bool, now: float) -> None:
+    """Two agents of one name were noticed, or it is over."""
+    if begun:
+        log.warning(
+            "two live agents have one name: one is kept, and the other is told to stay away",
+            device=conflict.device,
+            kept=conflict.kept.in_words(now),
+            refused=conflict.refused.in_words(now),
+            why="it has run longer",
+        )
+    else:
+        log.info("a name has one agent again", device=conflict.device, lasted_s=round(now - conflict.since, 1))
 
 
 class HealthLog:

@@ -26,6 +26,7 @@ import grpc
 import structlog
 
 from gateway.core.access.dial_in import DialInAdmission
+from gateway.core.fleet.name_claims import NameClaim, NameClaims
 from gateway.targets.accepted_link import AcceptedLink
 from tidegate import __version__, clock
 from tidegate.link.client import MAX_MESSAGE_BYTES
@@ -35,6 +36,7 @@ from tidegate.link.streams import METHOD, SERVICE, ServedStream
 from tidegate.outcome import ServeError
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.security.certificate_identity import identity_of
+from tidegate.types import TargetId
 
 GREET_WITHIN_S: Final = 5.0
 MAX_UNGREETED: Final = 256
@@ -52,6 +54,7 @@ class DialInServer:
     Args:
         known: whether the fleet knows this device, by target id; asked where the device proves nothing.
         encrypted: whether TLS requires a certificate, which then names the device.
+        claims: of devices' names, shared with what is heard over MQTT.
 
     `on_in` is called with a stream that was let in, `on_left` when it has ended and none has taken its place.
     """
@@ -65,7 +68,9 @@ class DialInServer:
         encrypted: bool = False,
         heartbeat: KeepaliveTiming = KeepaliveTiming(),  # noqa: B008 - frozen
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        claims: NameClaims | None = None,
     ) -> None:
+        self.claims = NameClaims() if claims is None else claims
         self.links: dict[str, AcceptedLink] = {}
         self.on_in: Callable[[AcceptedLink], None] = lambda _link: None
         self.on_left: Callable[[AcceptedLink], None] = lambda _link: None
@@ -178,19 +183,37 @@ class DialInServer:
         name = greeting.name
         if self._closed:
             return self._closed
-        why_not = self._reception.why_not(
-            name, greeting.epoch, proven=link.proven, known=self._known(name), now=clock.now()
-        )
+        now, before = clock.now(), self.links.get(name)
+        why_not = self._reception.why_not_named(name, proven=link.proven, known=self._known(name), now=now)
         if why_not:
             return why_not
-        before = self.links.get(name)
+        device = TargetId.parse(name).name
+        if before is not None and before.open and before.greeting is not None:
+            self.claims.still_here(device, before.greeting.boot, now)
+        claim = NameClaim(greeting.boot, greeting.epoch, link.peer, now - greeting.uptime_s)
+        conflict = self.claims.claim(device, claim, now)
+        if conflict is not None:
+            return conflict.refusal(now)
+        keeps_name = self.claims.keeps(device, greeting.boot)
+        why_not = self._reception.why_not_now(name, greeting.epoch, keeps_name=keeps_name)
+        if why_not:
+            return why_not
         self._reception.enter(name, greeting.epoch)
         self.links[name] = link
         log.info("a device dialled in", target=name, peer=link.peer)
         self.on_in(link)
         if before is not None:
-            before.finish("a newer stream of this device took its place")
+            self._replace(before, device, greeting.boot, now)
         return ""
+
+    def _replace(self, before: AcceptedLink, device: str, boot: str, now: float) -> None:
+        """End the stream whose place another has taken; another agent's is told whose name it is."""
+        said = before.greeting.boot if before.greeting is not None else ""
+        words = self.claims.refusal_of(device, said, now) if said != boot else ""
+        if words:
+            before.refuse(words)
+        else:
+            before.finish("a newer stream of this device took its place")
 
     def _forget(self, link: AcceptedLink) -> None:
         if self.links.get(link.id) is link:

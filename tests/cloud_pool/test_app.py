@@ -33,6 +33,7 @@ from tidegate.models.repository import Repository
 from tidegate.outcome import InvalidRequest, NotSupported
 from tidegate.runtime.process import StartError
 from tidegate.types import Call, Datatype, InferRequest, Reply
+from tidegate.workers import sandbox_check
 
 pytestmark = pytest.mark.slow
 
@@ -227,3 +228,13 @@ def test_a_wrong_configuration_is_one_event_and_a_failure(tmp_path: Path) -> Non
     event = json.loads(done.stdout)
     assert (event["event"], event["role"]) == ("failed", "pool")
     assert "did you mean 'device'?" in event["reason"]
+
+
+async def test_a_pool_tells_gateways_what_the_workers_sandbox_lacks(
+    texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox_check, "missing_here", lambda: ())
+    async with pool(texts, "text") as app:
+        assert {offer.sandbox for offer in app.host.offers()} == {""}
+    async with pool(texts, "text", sandbox="off") as app:
+        assert {offer.sandbox for offer in app.host.offers()} == {"the key `sandbox` is off"}

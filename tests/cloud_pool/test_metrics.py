@@ -40,6 +40,10 @@ async def test_a_scrape_is_answered_as_http() -> None:
     ("request_bytes", "status"),
     [
         (b"GET /metrics?name=x HTTP/1.1\r\nHost: x\r\n\r\n", b"200 OK"),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nSec-Fetch-Site: none\r\n\r\n", b"200 OK"),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nOrigin: https://evil.example\r\n\r\n", b"403"),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nsec-fetch-site: cross-site\r\n\r\n", b"403"),
+        (b"GET /metrics HTTP/1.1\r\nHost: x\r\nSec-Fetch-Site: same-origin\r\n\r\n", b"403"),
         (b"POST /metrics HTTP/1.1\r\n\r\n", b"405"),
         (b"GET /etc/passwd HTTP/1.1\r\n\r\n", b"404"),
         (b"\x16\x03\x01" + b"x" * (2 * MOST_BYTES), b"400"),

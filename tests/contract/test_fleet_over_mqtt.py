@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from edge_agent.fleet.epoch import EpochStore
 from gateway.fleet_sync.freshness import DeviceView, Freshness
@@ -16,7 +17,9 @@ from tests.support.gateway.app import until
 from tests.support.mqtt.brokers import BrokerProcess
 from tests.support.mqtt.device_messages import Device, offer, spoken
 from tests.support.mqtt.fleet import Agent, Gateway, agent_process, agent_state, say, say_all
+from tidegate import clock
 from tidegate.fleet.messages import MAX_EPOCH, Death
+from tidegate.fleet.name_conflict import FIRST_STAND_DOWN_S
 from tidegate.fleet.topics import DeviceTopic, Topics
 from tidegate.mqtt.link import MqttLink
 
@@ -278,6 +281,44 @@ async def test_commands_that_make_no_sense_change_nothing(
         folded = gateway.sync.register.counts["folded"]
         await gateway.changed.until(lambda: gateway.sync.register.counts["folded"] > folded + 3)
         assert (await gateway.sees(device, Freshness.FRESH)).epoch == born.epoch
+
+
+async def test_of_two_agents_of_one_name_the_longer_running_one_is_kept_and_the_other_stays_away(
+    broker: BrokerProcess, fleet: str, device: str, tmp_path: Path
+) -> None:
+    gateway = Gateway(broker, fleet)
+    ended: list[str] = []
+    gateway.sync.register.claims.on_change = lambda conflict, begun, _now: ended.append(conflict.device)
+    first = Agent(broker, fleet, device, tmp_path / "first", started_at=clock.now() - 100.0)
+    second = Agent(broker, fleet, device, tmp_path / "second", started_at=clock.now() - 1.0)
+    first.state, second.state = agent_state(urls=("10.0.0.1:9001",)), agent_state(urls=("10.0.0.2:9001",))
+    with capture_logs() as lines:
+        async with gateway.sync, first.sync:
+            await gateway.sees(device, Freshness.FRESH)
+            async with second.sync:
+                await until(lambda: second.sync.dispute.standing_down(clock.now()))
+                await until(lambda: first.sync.connected and not second.sync.connected)
+                view = await gateway.changed.until(lambda: _kept(gateway.view(device), first))
+                assert view and view.urls == ("10.0.0.1:9001",)
+                (conflict,) = gateway.sync.register.claims.standing(clock.now())
+                assert "10.0.0.1:9001" in conflict.kept.address and "10.0.0.2:9001" in conflict.refused.address
+                assert not first.sync.dispute.standing_down(clock.now())
+                assert 0.75 * FIRST_STAND_DOWN_S - 5.0 < second.sync.dispute.until - clock.now() <= FIRST_STAND_DOWN_S
+                session = first.sync.epoch
+                await gateway.changed.until(partial(_beats, gateway, 5, gateway.sync.register.counts["folded"]))
+                assert first.sync.epoch == session, "nobody takes its session any more"
+            assert (await gateway.sees(device, Freshness.FRESH)).urls == ("10.0.0.1:9001",), "no goodbye for both"
+    assert ended == [device]
+    (told,) = [line for line in lines if line["event"].startswith("another agent has this device's name")]
+    assert "10.0.0.1:9001" in told["reason"] and told["device"] == device and told["epoch"] and told["wait_s"] > 0
+
+
+def _kept(view: DeviceView | None, agent: Agent) -> DeviceView | None:
+    return view if view is not None and view.epoch == agent.sync.epoch and view.freshness is Freshness.FRESH else None
+
+
+def _beats(gateway: Gateway, count: int, since: int) -> bool:
+    return gateway.sync.register.counts["folded"] >= since + count
 
 
 # -- bounded ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import uuid
 
@@ -227,3 +229,29 @@ def test_what_is_not_a_brokers_address_is_refused(url: str) -> None:
 
 def test_the_contract_is_held_on_both_brokers() -> None:
     assert {Mosquitto.versions, Embedded.versions} == {("5", "3.1.1"), ("3.1.1",)}
+
+
+async def test_of_connections_that_begin_at_once_under_one_id_all_but_one_are_closed(broker: BrokerProcess) -> None:
+    name = f"one-{uuid.uuid4().hex[:8]}".encode()
+    body = b"\x00\x04MQTT\x04\x02\x00\x0f" + len(name).to_bytes(2) + name  # 3.1.1, a clean session
+    connect = b"\x10" + bytes((len(body),)) + body
+    streams = [await asyncio.open_connection("127.0.0.1", broker.port) for _ in range(12)]
+    try:
+        for _, writer in streams:
+            writer.write(connect)
+        ends = {asyncio.ensure_future(_end_of(reader)) for reader, _ in streams}
+        while len(ends) > 1:
+            done, ends = await asyncio.wait(ends, timeout=10.0, return_when=asyncio.FIRST_COMPLETED)
+            assert done, f"{len(ends)} connections of one id stand"
+        await clock.sleep(0.2)
+        (last,) = ends
+        assert not last.done(), "one of them is served"
+        last.cancel()
+    finally:
+        for _, writer in streams:
+            writer.close()
+
+
+async def _end_of(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(ConnectionError):
+        await reader.read(-1)

@@ -27,6 +27,7 @@ from tidegate.config import load
 from tidegate.outcome import NotSupported, Overloaded, Unreachable
 from tidegate.runtime.process import StartError
 from tidegate.types import Accepted, Datatype, InferRequest, Reply
+from tidegate.workers import sandbox_check
 
 pytestmark = pytest.mark.slow
 BUDGET_S = 60.0
@@ -349,3 +350,13 @@ async def test_an_edge_on_its_last_battery_finishes_what_it_has_and_takes_nothin
     spends_more = edge(models, models=["double"], sensors=tmp_path / "class", min_battery=0.1)
     async with spends_more as app, link_to(app, []) as target:
         assert (await over(target, double(1, 3))).variant == "int8"
+
+
+async def test_gateways_are_told_what_the_workers_sandbox_lacks(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_check, "missing_here", lambda: ("files: Landlock ABI 3, here none",))
+    told: list[LinkEvent] = []
+    for mode, words in (("auto", "files: Landlock ABI 3, here none"), ("off", "the key `sandbox` is off")):
+        async with edge(models, sandbox=mode) as app, link_to(app, told):
+            assert {offer.sandbox for offer in app.host.offers()} == {words}
+            up = next(event for event in reversed(told) if isinstance(event, LinkUp))
+            assert {offer.sandbox for offer in up.offers} == {words}

@@ -166,6 +166,7 @@ def test_a_process_says_it_is_ready_answers_status_and_stops_on_sigterm(tmp_path
         "models": [],
         "refused": [],
         "broker_refusal": "",
+        "ailing": [],
     }
     assert "offered by" in table.stdout
     assert process.returncode == 0

@@ -26,6 +26,7 @@ from tidegate.engines.bert import Architecture, PackedBert
 from tidegate.engines.errors import EngineError, failure_of
 from tidegate.engines.staging import CudaMeter
 from tidegate.engines.torch_device import device_of, say_if_emulated
+from tidegate.models.array_files import UnsafeArrayFile, check_safetensors
 
 METADATA = "tidegate"
 IDS, MASK, LENGTHS = "input_ids", "attention_mask", "lengths"
@@ -116,9 +117,12 @@ def describe(path: Path) -> PackedMetadata:
     if not path.is_file():
         raise EngineError(f"{path}: there is no such artefact")
     try:
+        check_safetensors(path)
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
         described = msgspec.json.decode(metadata.get(METADATA, "null"), type=PackedMetadata)
+    except UnsafeArrayFile as error:
+        raise EngineError(f"{error}; {WAY_OUT}") from error
     except (OSError, safetensors.SafetensorError) as error:
         raise EngineError(f"{path}: torch cannot load it as torch-packed: {error}") from error
     except msgspec.ValidationError as error:

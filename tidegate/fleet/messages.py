@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta, field
 
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
+from tidegate.fleet.name_conflict import MOST_WORDS
 from tidegate.fleet.offers import ModelOffer, encode_offers
 from tidegate.fleet.reported import Reported
 from tidegate.fleet.topics import NAME_PATTERN, DeviceTopic
@@ -137,9 +138,10 @@ class Command(msgspec.Struct, frozen=True, omit_defaults=True):
 
     id: Annotated[str, Meta(max_length=64)] = field(name="cid")
     op: Annotated[str, Meta(max_length=32)]  # open, so that an older agent can ignore a newer gateway's wish
-    seen: Epoch | None = None  # epoch_hint: the session that is complained about …
-    boot: Text = ""  # … of this start of the agent, when two claim the same epoch
+    seen: Epoch | None = None  # epoch_hint, name_taken: the session that is complained about …
+    boot: Text = ""  # … of this start of the agent, when two claim the same epoch or name
     minimum: Epoch | None = field(name="min", default=None)  # epoch_hint: the least epoch that will be believed
+    reason: Annotated[str, Meta(max_length=MOST_WORDS)] = ""  # name_taken: which agent keeps the name, for people
     v: Literal[1] = field(default_factory=lambda: 1)
 
 

@@ -55,6 +55,8 @@ class ModelOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     state: ModelState = "ready"
     digest: str = ""
     worker: WorkerReport | None = None  # None: none was lost
+    # What its workers have of the network and the disk, and why; "": neither; None: it does not say.
+    sandbox: Annotated[str, Meta(max_length=REASON_CHARS)] | None = None
 
 
 _decoder = msgspec.json.Decoder(tuple[ModelOffer, ...])

@@ -27,6 +27,7 @@ from tidegate.types import Accepted, LoadReport
 PROTOCOL = 1
 # In one Envelope. An outbox fills one to 256 KiB; parsed, the two bytes of an empty frame take fifty.
 MAX_FRAMES = 2**16
+MAX_BOOT = 64
 MAX_OFFERS_BYTES = 4 * 1024 * 1024
 _MAX_MICROS = 2**53  # exact as a float, and 285 years
 _MAX_UINT32 = 2**32 - 1
@@ -44,6 +45,8 @@ class Greeting:
     epoch: int
     agent_version: str
     offers: tuple[ModelOffer, ...] = ()
+    boot: str = ""  # identifies this start of the process; "" where it does not say
+    uptime_s: float = 0.0  # since that start
 
 
 class AnswerFrame(NamedTuple):  # one comes with every request: a frozen dataclass takes five times as long to make
@@ -79,6 +82,8 @@ def hello(greeting: Greeting) -> bytes:
     frame.epoch = greeting.epoch
     frame.agent_version = greeting.agent_version
     frame.offers = encode_offers(greeting.offers) if greeting.offers else b""
+    if greeting.boot:
+        frame.boot, frame.uptime_ms = greeting.boot, round(1e3 * greeting.uptime_s)
     return envelope.SerializeToString()
 
 
@@ -215,10 +220,13 @@ def evidence(proof: bytes, refusal: str = "") -> bytes:
 
 
 def greeting_of(frame: link_pb2.Hello) -> Greeting:
-    """The greeting in a Hello. Raises ProtocolViolation for another protocol version or unreadable offers."""
+    """The greeting in a Hello. Raises ProtocolViolation for another protocol version, or fields that do not fit."""
     if frame.protocol != PROTOCOL:
         raise ProtocolViolation(f"link protocol {frame.protocol}; this side speaks {PROTOCOL}")
-    return Greeting(frame.name, frame.epoch, frame.agent_version, offers_of(frame.offers))
+    if len(frame.boot) > MAX_BOOT:
+        raise ProtocolViolation(f"a boot of {len(frame.boot)} characters; at most {MAX_BOOT}")
+    offers = offers_of(frame.offers)
+    return Greeting(frame.name, frame.epoch, frame.agent_version, offers, frame.boot, frame.uptime_ms / 1e3)
 
 
 def offers_of(raw: bytes) -> tuple[ModelOffer, ...]:

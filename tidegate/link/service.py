@@ -36,6 +36,7 @@ class LinkService:
         epoch: the epoch under which `load` reports; read again for each stream.
         max_concurrent: requests under way per stream; more are refused as overloaded.
         attest: answers challenges; raises ValueError, with the reason, if there is no evidence.
+        boot: identifies this start of the process, which has run for `uptime_s`.
     """
 
     def __init__(
@@ -51,8 +52,12 @@ class LinkService:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         attest: Attest = no_evidence,
         limits: ContentLimits = DEFAULT,
+        boot: str = "",
+        uptime_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._host = host
+        self._boot = boot
+        self._uptime_s = uptime_s
         self._attest = attest
         self._name = name
         self._epoch = epoch
@@ -69,6 +74,15 @@ class LinkService:
 
     def __repr__(self) -> str:
         return f"<LinkService {self._name}, {len(self._servers)} streams{', draining' if self._draining else ''}>"
+
+    @property
+    def name(self) -> str:
+        """ "edge/NAME" or "pool/NAME"."""
+        return self._name
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch()
 
     @property
     def streams(self) -> int:
@@ -169,4 +183,4 @@ class LinkService:
         log.info("link stream ended", peer=context.peer(), reason=reason)
 
     def _greeting(self) -> Greeting:
-        return Greeting(self._name, self._epoch(), __version__, self._offers())
+        return Greeting(self._name, self._epoch(), __version__, self._offers(), self._boot, self._uptime_s())

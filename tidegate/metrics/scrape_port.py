@@ -1,7 +1,9 @@
 """A port for Prometheus: `GET /metrics` over plain HTTP/1.1, and nothing else.
 
 A pool installs without an HTTP server, and a scrape every few seconds needs none: one request a connection, answered
-and closed. Requests are bounded: a request head of MOST_BYTES within READ_S, and at most MOST_AT_ONCE connections.
+and closed. No web page has business here, not even one of this address: what a browser sends on a page's behalf is
+refused (`tidegate/servers/foreign_sites.py` says why), what a person opens is not. Requests are bounded: a request head
+of MOST_BYTES within READ_S, and at most MOST_AT_ONCE connections.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ MOST_AT_ONCE: Final = 16
 READ_S: Final = 5.0
 _WORDS: Final = "text/plain; charset=utf-8"
 _ACCEPT: Final = b"\r\naccept:"
+_ORIGIN: Final = b"\r\norigin:"
+_FETCH_SITE: Final = b"\r\nsec-fetch-site:"
 
 Render = Callable[[str], tuple[bytes, str]]  # from an Accept header to the body and its type
 
@@ -73,14 +77,21 @@ class ScrapeServer:
             return "405 Method Not Allowed", b"only GET\n", _WORDS
         if path != b"/metrics":
             return "404 Not Found", b"only /metrics\n", _WORDS
-        return "200 OK", *self._render(_accept_of(head))
+        if _header(head, _ORIGIN) or _header(head, _FETCH_SITE) not in ("", "none"):
+            return "403 Forbidden", b"this port answers programs, and no page of a web site\n", _WORDS
+        return "200 OK", *self._render(_header(head, _ACCEPT))
 
     def __repr__(self) -> str:
         return f"<ScrapeServer {self.address}>"
 
 
-def _accept_of(head: bytes) -> str:
-    at = head.lower().find(_ACCEPT)
+def _header(head: bytes, name: bytes) -> str:
+    """The first value of a header; "" where there is none.
+
+    Args:
+        name: in small letters, with the line's end before it and the colon after it.
+    """
+    at = head.lower().find(name)
     if at < 0:
         return ""
-    return head[at + len(_ACCEPT) :].partition(b"\r\n")[0].decode("latin-1").strip()
+    return head[at + len(name) :].partition(b"\r\n")[0].decode("latin-1").strip()

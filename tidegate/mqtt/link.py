@@ -24,6 +24,7 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import inf
 
 import structlog
 
@@ -124,6 +125,7 @@ class MqttLink:
         self._session: MqttSession | None = None
         self._task = OwnedTask(self._run, name=f"mqtt-link {self.client_id}")
         self._complained = False
+        self._stay_away_until = -inf
 
     async def __aenter__(self) -> MqttLink:
         self._versions = ("5", "3.1.1") if self.url.version == "auto" else (self.url.version,)
@@ -174,6 +176,12 @@ class MqttLink:
             self._complained = True  # not a fault
             self._session.end(reason)
 
+    def stand_down(self, reason: str, for_s: float) -> None:
+        """End the session properly (no will), and begin none for so long."""
+        self._stay_away_until = clock.now() + for_s
+        if self._session is not None:
+            self._session.end(reason)
+
     def cut(self) -> None:
         """End the session as a power cut does: without a goodbye, so that the will is published."""
         if self._session is not None:
@@ -192,7 +200,7 @@ class MqttLink:
                 log.exception("an attempt to reach the broker has a defect", broker=str(self.url))
                 reason, end = repr(error), SessionEnd.REFUSED
             self._complain(reason)
-            await clock.sleep(self._redial.wait_s(end))
+            await clock.sleep(max(self._redial.wait_s(end), self._stay_away_until - clock.now()))
 
     async def _any_session(self) -> str:
         """A session in the version that worked last, or else in the other; returns why it ended."""

@@ -8,6 +8,9 @@ of a threshold of its own keys, so that no set is put in force that cannot sign.
 link; what it has walked past is never looked at again, so a key that was rotated away is gone for good, also when it
 leaked and signs a new version 2. A root does not expire, because a device that is offline must come along years later.
 
+The keys of a threshold lie on several machines, and none of them need ever be on one: a draft, which is a link without
+signatures, is made from public keys, copies of it are signed where the keys are, and the copies are merged.
+
 The chain travels with every signed document, beside it and with signatures of its own, so there is no message more to
 lose. Where a link is refused, so is the document, and nothing of it counts.
 
@@ -33,6 +36,7 @@ from tidegate.rollout.desired import PublicKey
 from tidegate.security.attestation.software import key_id
 
 MAX_LINKS: Final = 32
+_MOST_DRAFT_BYTES: Final = 64 * 1024
 _DOMAIN: Final = b"tidegate root, 1\0"
 
 
@@ -100,8 +104,77 @@ def walk(trusted: TrustedRoot, chain: Sequence[RootLink]) -> TrustedRoot:
 def link_of(root: RootKeys, signers: Sequence[Ed25519PrivateKey]) -> RootLink:
     """The version, signed by these keys, of the version before and of its own."""
     raw = canonical(root)
+    return RootLink(msgspec.Raw(raw), _signatures(raw, signers))
+
+
+def with_signature(link: RootLink, signer: Ed25519PrivateKey) -> RootLink:
+    """The link with this key's signature beside the others'. Raises RootRefused: it is no root."""
+    read_link(link)
+    (own,) = _signatures(bytes(link.root), [signer])
+    others = tuple(one for one in link.signatures if one.kid != own.kid)
+    return RootLink(link.root, (*others, own))
+
+
+def merged(links: Sequence[RootLink], trusted: TrustedRoot) -> RootLink:
+    """One link with the good signatures of several copies of it, as they come back from several machines.
+
+    A signature that is none, or of a key of neither version, is left out: it could only fill the room of good ones.
+
+    Raises:
+        RootRefused: the copies are not of one root.
+    """
+    raw = bytes(links[0].root)
+    if any(bytes(link.root) != raw for link in links):
+        raise RootRefused("they are copies of different roots: sign copies of one draft")
+    keys = {**trusted.keys, **read_link(links[0]).by_id()}
+    found = {
+        one.kid: one
+        for link in links
+        for one in link.signatures
+        if one.kid in keys and _is_good(keys[one.kid], one.signature, _DOMAIN + raw)
+    }
+    return RootLink(links[0].root, tuple(found[kid] for kid in sorted(found)))
+
+
+def lacking(link: RootLink, trusted: TrustedRoot) -> list[str]:
+    """What signatures a link lacks, for people: of the version before, and of its own keys; empty when none."""
+    root = read_link(link)
+    words = []
+    for keys, threshold, whose in (
+        (trusted.keys, trusted.threshold, f"of version {trusted.version}"),
+        (root.by_id(), root.threshold, "of its own"),
+    ):
+        there = {kid for kid in keys if _signed_by(link, {kid: keys[kid]})}
+        if len(there) < threshold:
+            open_ = ", ".join(sorted(keys.keys() - there))
+            words.append(f"{threshold - len(there)} more {whose} keys: {open_}")
+    return words
+
+
+def read_draft(path: Path) -> RootLink:
+    """A root that is still being signed. Raises ConfigError: it cannot be read, or is none."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(_MOST_DRAFT_BYTES + 1)
+        if len(raw) > _MOST_DRAFT_BYTES:
+            raise ConfigError(f"{path} has more than {_MOST_DRAFT_BYTES} bytes, so it is no draft of a root")
+        link = msgspec.json.decode(raw, type=RootLink)
+        read_link(link)
+    except OSError as error:
+        raise ConfigError(f"cannot read the draft {path}: {error.strerror}") from error
+    except (msgspec.MsgspecError, RootRefused, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is no draft of a root: {error}; tidegate keys signing draft writes one") from error
+    return link
+
+
+def encode_draft(link: RootLink) -> bytes:
+    """The content of a draft's file."""
+    return msgspec.json.encode(link) + b"\n"
+
+
+def _signatures(raw: bytes, signers: Sequence[Ed25519PrivateKey]) -> tuple[RootSignature, ...]:
     signed = {key_id(one.public_key().public_bytes_raw()): one.sign(_DOMAIN + raw) for one in signers}
-    return RootLink(msgspec.Raw(raw), tuple(RootSignature(kid, signature) for kid, signature in signed.items()))
+    return tuple(RootSignature(kid, signature) for kid, signature in signed.items())
 
 
 def _followed(trusted: TrustedRoot, link: RootLink) -> TrustedRoot:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tidegate/rpc/link.proto\x12\x10tidegate.link.v1\"3\n\x08\x45nvelope\x12\'\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x17.tidegate.link.v1.Frame\"\xcf\x04\n\x05\x46rame\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.tidegate.link.v1.HelloH\x00\x12,\n\x07request\x18\x02 \x01(\x0b\x32\x19.tidegate.link.v1.RequestH\x00\x12.\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x0b\x32\x1a.tidegate.link.v1.AcceptedH\x00\x12*\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x18.tidegate.link.v1.AnswerH\x00\x12,\n\x07refused\x18\x05 \x01(\x0b\x32\x19.tidegate.link.v1.RefusedH\x00\x12*\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x18.tidegate.link.v1.CancelH\x00\x12&\n\x04load\x18\x07 \x01(\x0b\x32\x16.tidegate.link.v1.LoadH\x00\x12&\n\x04ping\x18\x08 \x01(\x0b\x32\x16.tidegate.link.v1.PingH\x00\x12&\n\x04pong\x18\t \x01(\x0b\x32\x16.tidegate.link.v1.PongH\x00\x12(\n\x05\x63hunk\x18\n \x01(\x0b\x32\x17.tidegate.link.v1.ChunkH\x00\x12,\n\x07goodbye\x18\x0b \x01(\x0b\x32\x19.tidegate.link.v1.GoodbyeH\x00\x12\x30\n\tchallenge\x18\x0c \x01(\x0b\x32\x1b.tidegate.link.v1.ChallengeH\x00\x12.\n\x08\x65vidence\x18\r \x01(\x0b\x32\x1a.tidegate.link.v1.EvidenceH\x00\x42\x06\n\x04kind\"]\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x15\n\ragent_version\x18\x04 \x01(\t\x12\x0e\n\x06offers\x18\x05 \x01(\x0c\"\x9c\x01\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tbudget_us\x18\x02 \x01(\x04\x12\x10\n\x08priority\x18\x03 \x01(\r\x12\x0f\n\x07variant\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\x0c\x12\x15\n\rchunked_bytes\x18\x07 \x01(\x04\x12\x12\n\ntracestate\x18\x08 \x01(\t\"A\n\x08\x41\x63\x63\x65pted\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x0bqueue_ahead\x18\x02 \x01(\r\x12\x14\n\x0c\x66inish_in_us\x18\x03 \x01(\x04\"\xc4\x01\n\x06\x41nswer\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0f\n\x07message\x18\x02 \x01(\x0c\x12\x15\n\rchunked_bytes\x18\x03 \x01(\x04\x12\x10\n\x08queue_us\x18\x04 \x01(\x04\x12\x12\n\ncompute_us\x18\x05 \x01(\x04\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12\x0f\n\x07variant\x18\x07 \x01(\t\x12$\n\x04load\x18\x08 \x01(\x0b\x32\x16.tidegate.link.v1.Load\x12\x15\n\rbatch_wait_us\x18\t \x01(\x04\"r\n\x07Refused\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_us\x18\x04 \x01(\x04\x12$\n\x04load\x18\x05 \x01(\x0b\x32\x16.tidegate.link.v1.Load\"\x14\n\x06\x43\x61ncel\x12\n\n\x02id\x18\x01 \x01(\x04\"r\n\x04Load\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x16\n\x0equeue_delay_us\x18\x05 \x01(\x04\x12\x0e\n\x06offers\x18\x06 \x01(\x0c\"\x1a\n\x04Ping\x12\x12\n\nsent_at_us\x18\x01 \x01(\x04\"\x1a\n\x04Pong\x12\x12\n\nsent_at_us\x18\x01 \x01(\x04\"!\n\x05\x43hunk\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1a\n\tChallenge\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"*\n\x08\x45vidence\x12\r\n\x05proof\x18\x01 \x01(\x0c\x12\x0f\n\x07refusal\x18\x02 \x01(\t2N\n\x04Link\x12\x46\n\x08\x45xchange\x12\x1a.tidegate.link.v1.Envelope\x1a\x1a.tidegate.link.v1.Envelope(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17tidegate/rpc/link.proto\x12\x10tidegate.link.v1\"3\n\x08\x45nvelope\x12\'\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x17.tidegate.link.v1.Frame\"\xcf\x04\n\x05\x46rame\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x17.tidegate.link.v1.HelloH\x00\x12,\n\x07request\x18\x02 \x01(\x0b\x32\x19.tidegate.link.v1.RequestH\x00\x12.\n\x08\x61\x63\x63\x65pted\x18\x03 \x01(\x0b\x32\x1a.tidegate.link.v1.AcceptedH\x00\x12*\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x18.tidegate.link.v1.AnswerH\x00\x12,\n\x07refused\x18\x05 \x01(\x0b\x32\x19.tidegate.link.v1.RefusedH\x00\x12*\n\x06\x63\x61ncel\x18\x06 \x01(\x0b\x32\x18.tidegate.link.v1.CancelH\x00\x12&\n\x04load\x18\x07 \x01(\x0b\x32\x16.tidegate.link.v1.LoadH\x00\x12&\n\x04ping\x18\x08 \x01(\x0b\x32\x16.tidegate.link.v1.PingH\x00\x12&\n\x04pong\x18\t \x01(\x0b\x32\x16.tidegate.link.v1.PongH\x00\x12(\n\x05\x63hunk\x18\n \x01(\x0b\x32\x17.tidegate.link.v1.ChunkH\x00\x12,\n\x07goodbye\x18\x0b \x01(\x0b\x32\x19.tidegate.link.v1.GoodbyeH\x00\x12\x30\n\tchallenge\x18\x0c \x01(\x0b\x32\x1b.tidegate.link.v1.ChallengeH\x00\x12.\n\x08\x65vidence\x18\r \x01(\x0b\x32\x1a.tidegate.link.v1.EvidenceH\x00\x42\x06\n\x04kind\"~\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x15\n\ragent_version\x18\x04 \x01(\t\x12\x0e\n\x06offers\x18\x05 \x01(\x0c\x12\x0c\n\x04\x62oot\x18\x06 \x01(\t\x12\x11\n\tuptime_ms\x18\x07 \x01(\x04\"\x9c\x01\n\x07Request\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tbudget_us\x18\x02 \x01(\x04\x12\x10\n\x08priority\x18\x03 \x01(\r\x12\x0f\n\x07variant\x18\x04 \x01(\t\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x0f\n\x07message\x18\x06 \x01(\x0c\x12\x15\n\rchunked_bytes\x18\x07 \x01(\x04\x12\x12\n\ntracestate\x18\x08 \x01(\t\"A\n\x08\x41\x63\x63\x65pted\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x13\n\x0bqueue_ahead\x18\x02 \x01(\r\x12\x14\n\x0c\x66inish_in_us\x18\x03 \x01(\x04\"\xc4\x01\n\x06\x41nswer\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0f\n\x07message\x18\x02 \x01(\x0c\x12\x15\n\rchunked_bytes\x18\x03 \x01(\x04\x12\x10\n\x08queue_us\x18\x04 \x01(\x04\x12\x12\n\ncompute_us\x18\x05 \x01(\x04\x12\x12\n\nbatch_size\x18\x06 \x01(\r\x12\x0f\n\x07variant\x18\x07 \x01(\t\x12$\n\x04load\x18\x08 \x01(\x0b\x32\x16.tidegate.link.v1.Load\x12\x15\n\rbatch_wait_us\x18\t \x01(\x04\"r\n\x07Refused\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x16\n\x0eretry_after_us\x18\x04 \x01(\x04\x12$\n\x04load\x18\x05 \x01(\x0b\x32\x16.tidegate.link.v1.Load\"\x14\n\x06\x43\x61ncel\x12\n\n\x02id\x18\x01 \x01(\x04\"r\n\x04Load\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0e\n\x06queued\x18\x03 \x01(\r\x12\x11\n\tin_flight\x18\x04 \x01(\r\x12\x16\n\x0equeue_delay_us\x18\x05 \x01(\x04\x12\x0e\n\x06offers\x18\x06 \x01(\x0c\"\x1a\n\x04Ping\x12\x12\n\nsent_at_us\x18\x01 \x01(\x04\"\x1a\n\x04Pong\x12\x12\n\nsent_at_us\x18\x01 \x01(\x04\"!\n\x05\x43hunk\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\x19\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1a\n\tChallenge\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"*\n\x08\x45vidence\x12\r\n\x05proof\x18\x01 \x01(\x0c\x12\x0f\n\x07refusal\x18\x02 \x01(\t2N\n\x04Link\x12\x46\n\x08\x45xchange\x12\x1a.tidegate.link.v1.Envelope\x1a\x1a.tidegate.link.v1.Envelope(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,31 +36,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FRAME']._serialized_start=99
   _globals['_FRAME']._serialized_end=690
   _globals['_HELLO']._serialized_start=692
-  _globals['_HELLO']._serialized_end=785
-  _globals['_REQUEST']._serialized_start=788
-  _globals['_REQUEST']._serialized_end=944
-  _globals['_ACCEPTED']._serialized_start=946
-  _globals['_ACCEPTED']._serialized_end=1011
-  _globals['_ANSWER']._serialized_start=1014
-  _globals['_ANSWER']._serialized_end=1210
-  _globals['_REFUSED']._serialized_start=1212
-  _globals['_REFUSED']._serialized_end=1326
-  _globals['_CANCEL']._serialized_start=1328
-  _globals['_CANCEL']._serialized_end=1348
-  _globals['_LOAD']._serialized_start=1350
-  _globals['_LOAD']._serialized_end=1464
-  _globals['_PING']._serialized_start=1466
-  _globals['_PING']._serialized_end=1492
-  _globals['_PONG']._serialized_start=1494
-  _globals['_PONG']._serialized_end=1520
-  _globals['_CHUNK']._serialized_start=1522
-  _globals['_CHUNK']._serialized_end=1555
-  _globals['_GOODBYE']._serialized_start=1557
-  _globals['_GOODBYE']._serialized_end=1582
-  _globals['_CHALLENGE']._serialized_start=1584
-  _globals['_CHALLENGE']._serialized_end=1610
-  _globals['_EVIDENCE']._serialized_start=1612
-  _globals['_EVIDENCE']._serialized_end=1654
-  _globals['_LINK']._serialized_start=1656
-  _globals['_LINK']._serialized_end=1734
+  _globals['_HELLO']._serialized_end=818
+  _globals['_REQUEST']._serialized_start=821
+  _globals['_REQUEST']._serialized_end=977
+  _globals['_ACCEPTED']._serialized_start=979
+  _globals['_ACCEPTED']._serialized_end=1044
+  _globals['_ANSWER']._serialized_start=1047
+  _globals['_ANSWER']._serialized_end=1243
+  _globals['_REFUSED']._serialized_start=1245
+  _globals['_REFUSED']._serialized_end=1359
+  _globals['_CANCEL']._serialized_start=1361
+  _globals['_CANCEL']._serialized_end=1381
+  _globals['_LOAD']._serialized_start=1383
+  _globals['_LOAD']._serialized_end=1497
+  _globals['_PING']._serialized_start=1499
+  _globals['_PING']._serialized_end=1525
+  _globals['_PONG']._serialized_start=1527
+  _globals['_PONG']._serialized_end=1553
+  _globals['_CHUNK']._serialized_start=1555
+  _globals['_CHUNK']._serialized_end=1588
+  _globals['_GOODBYE']._serialized_start=1590
+  _globals['_GOODBYE']._serialized_end=1615
+  _globals['_CHALLENGE']._serialized_start=1617
+  _globals['_CHALLENGE']._serialized_end=1643
+  _globals['_EVIDENCE']._serialized_start=1645
+  _globals['_EVIDENCE']._serialized_end=1687
+  _globals['_LINK']._serialized_start=1689
+  _globals['_LINK']._serialized_end=1767
 # @@protoc_insertion_point(module_scope)

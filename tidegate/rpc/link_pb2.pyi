@@ -43,18 +43,22 @@ class Frame(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "name", "epoch", "agent_version", "offers")
+    __slots__ = ("protocol", "name", "epoch", "agent_version", "offers", "boot", "uptime_ms")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     AGENT_VERSION_FIELD_NUMBER: _ClassVar[int]
     OFFERS_FIELD_NUMBER: _ClassVar[int]
+    BOOT_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     name: str
     epoch: int
     agent_version: str
     offers: bytes
-    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[int] = ..., agent_version: _Optional[str] = ..., offers: _Optional[bytes] = ...) -> None: ...
+    boot: str
+    uptime_ms: int
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[int] = ..., agent_version: _Optional[str] = ..., offers: _Optional[bytes] = ..., boot: _Optional[str] = ..., uptime_ms: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("id", "budget_us", "priority", "variant", "traceparent", "message", "chunked_bytes", "tracestate")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import structlog
 
+from tidegate.fleet.offers import REASON_CHARS
 from tidegate.runtime.process import StartError
 from tidegate.workers.sandbox import SandboxMode, missing_here
 
@@ -19,6 +20,11 @@ def check_sandbox(mode: SandboxMode) -> None:
         )
     if missing or mode == "off":
         log.warning("workers are not sandboxed in full", sandbox=mode, missing=missing or ("all: it is off",))
+
+
+def sandbox_gaps(mode: SandboxMode) -> str:
+    """What the workers' sandbox lacks here and why, for people; "" where it lacks nothing."""
+    return "the key `sandbox` is off" if mode == "off" else "; ".join(missing_here())[:REASON_CHARS]
 
 
 def sandbox_parts(mode: SandboxMode) -> dict[str, bool]:

@@ -8,6 +8,7 @@ A port that devices dial is open to all that reach it, so what a stream says of 
   only when it has given the other up. A stream that claims a session older than one that is open is refused;
 - a name is greeted `GREETINGS` times in `WITHIN_S` at most: a device that flaps, or two that claim one name in turn,
   keep their distance;
+- of two live agents of one name the one stays that keeps it (`gateway/core/fleet/name_claims.py`), whatever its epoch;
 - there are `max_streams` at most, and newcomers are refused, not others thrown out.
 
 Invariant: at most one stream a name is let in. It can be wrong where nothing is proved: a client in the network that
@@ -28,15 +29,15 @@ _MOST_NAMES: Final = 4096  # whose greetings are counted
 
 
 class DialInAdmission:
-    """Mutable: `why_not` counts a greeting; `enter` and `leave` keep who is in."""
+    """Mutable: `why_not_named` counts a greeting; `enter` and `leave` keep who is in."""
 
     def __init__(self, max_streams: int) -> None:
         self._max_streams = max_streams
         self._epochs: dict[str, int] = {}
         self._greetings: OrderedDict[str, deque[float]] = OrderedDict()
 
-    def why_not(self, name: str, epoch: int, *, proven: str, known: bool, now: float) -> str:
-        """Why the stream is refused; "" when it is let in.
+    def why_not_named(self, name: str, *, proven: str, known: bool, now: float) -> str:
+        """Why a stream may not use this name; "" where it may. Counts a greeting.
 
         Args:
             name: as it says: "edge/NAME".
@@ -52,7 +53,15 @@ class DialInAdmission:
             return f"{name} is not known to this fleet: its birth over MQTT has not been seen"
         if self._greets_too_often(name, now):
             return f"{name} has dialled {GREETINGS} times within {WITHIN_S:g} s"
-        if epoch < self._epochs.get(name, 0):
+        return ""
+
+    def why_not_now(self, name: str, epoch: int, *, keeps_name: bool = False) -> str:
+        """Why the stream is refused although it may use the name; "" when it is let in.
+
+        Args:
+            keeps_name: whether two agents claim the name, and this one keeps it.
+        """
+        if epoch < self._epochs.get(name, 0) and not keeps_name:
             return f"a newer session of {name} is here: epoch {self._epochs[name]}, not {epoch}"
         if name not in self._epochs and len(self._epochs) >= self._max_streams:
             return f"{len(self._epochs)} devices have dialled in; max_dialled_in allows no more"

@@ -23,7 +23,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_health import LENGTH, SAMPLE_EVERY_S, WORST_FIRST, LinkState, link_state
 from gateway.core.fleet.target import TargetView
 from gateway.core.versions.canary import CanaryRollout
-from gateway.observe.conditions import conditions_json
+from gateway.observe.conditions import OtherCondition, conditions_json
 from gateway.operate.admin import target_of
 from gateway.operate.console.history import ConsoleHistory, HistoryPoint
 from gateway.operate.console.progress import rollout_findings, rollout_rows
@@ -55,6 +55,7 @@ class ConsoleView:
     refused: Mapping[str, str]
     rollouts: Callable[[], Iterable[CanaryRollout]] = tuple
     trials: Callable[[], list[dict[str, Any]]] = list
+    others: Callable[[float], list[OtherCondition]] = lambda _now: []  # conditions of no target
 
     def history(self) -> dict[str, Any]:
         """Return the last five minutes of the whole gateway for charts, oldest first."""
@@ -80,7 +81,7 @@ class ConsoleView:
         rates, recent = self.watch.targets.rates(now), self.watch.targets
         classes = sorted(self.watch.classes.items(now), key=lambda one: -one[1].per_s)
         total = self.watch.classes.total(now)
-        conditions = conditions_json(self.fleet, now)
+        conditions = conditions_json(self.fleet, now, self.others(now))
         verdict = self._verdict(states, classes, total, conditions)
         rows = nsmallest(ROWS, here, key=lambda one: _first(one, states[one.id], rates.get(one.id, 0.0)))
         return {

@@ -169,6 +169,7 @@ async def _routes() -> dict[str, Any]:
             watch=gateway.watch,
             policy="value",
             rollouts=lambda: (),
+            others=lambda _now: [],
             trials=gateway.trials,
         )
         admin = [

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.fleet_sync.registry import EpochHint, Resync
+from gateway.fleet_sync.registry import EpochHint, FleetRegister, NameTaken, Resync
 from tests.support.mqtt.device_messages import Device, offer, register
 from tests.support.mqtt.views import DEAD, FRESH, SUSPECT, alive, freshness, only
 from tidegate.fleet.messages import MAX_EPOCH
@@ -199,3 +199,79 @@ def test_a_large_fleet_is_asked_faster_than_a_small_one() -> None:
                 fleet.fold(*device.birth(now), now)
                 assert isinstance(effect, Resync)
     assert seconds <= 120
+
+
+# -- two agents --------------------------------------------------------------------------------------------------------
+
+
+def two_agents() -> tuple[FleetRegister, Device, Device]:
+    """Two that have proved to live: the older one has returned, with epoch 102."""
+    older, newer = Device(boot="older", epoch=100), Device(boot="newer", epoch=101, clock_offset_s=0.0)
+    fleet = register()
+    fleet.fold(*older.birth(10.0), 10.0)
+    fleet.fold(*newer.birth(11.0), 11.0)
+    older.epoch = 102
+    fleet.fold(*older.birth(12.0), 12.0)
+    return fleet, older, newer
+
+
+def test_a_refused_agent_is_told_with_every_live_message_until_it_has_heard() -> None:
+    fleet, _, newer = two_agents()
+    newer.epoch = 103
+    (told,) = fleet.fold(*newer.birth(13.0), 13.0)
+    assert isinstance(told, NameTaken) and (told.seen, told.boot) == (103, "newer")
+
+    assert fleet.fold(*newer.heartbeat(13.5), 13.5) == [], "not more than one a second"
+    again = fleet.fold(*newer.heartbeat(14.1), 14.1)
+    assert [(one.seen, one.boot) for one in again if isinstance(one, NameTaken)] == [(103, "newer")]
+    assert fleet.fold(*newer.heartbeat(20.0), 20.0, retained=True) == [], "what was kept says nothing about now"
+    assert fleet.fold(*newer.will(), 20.0) == [], "it is gone"
+    assert only(fleet, 14.1).epoch == 102, "nothing of it is folded"
+
+
+def test_whoever_speaks_in_the_epoch_of_a_refused_agent_is_asked_for_its_birth() -> None:
+    fleet, older, newer = two_agents()
+    newer.epoch = older.epoch = 103
+    fleet.fold(*newer.birth(13.0), 13.0)
+    asked = fleet.fold(*older.heartbeat(14.1), 14.1)  # its birth was lost
+    assert [type(one) for one in asked] == [NameTaken, Resync] and fleet.is_wanted(asked[1])
+
+    assert not any(isinstance(one, NameTaken) for one in fleet.fold(*older.birth(15.5), 15.5))
+    fleet.fold(*older.heartbeat(16.0), 16.0)
+    assert (only(fleet, 16.0).epoch, freshness(fleet, 16.0)) == (103, FRESH)
+
+
+def test_every_message_in_an_epoch_that_two_agents_have_claimed_earns_a_hint() -> None:
+    fleet, older = alive()
+    newer = Device(boot="boot-b", epoch=older.epoch)
+    (hint,) = fleet.fold(*newer.birth(11.0), 11.0)
+    assert isinstance(hint, EpochHint) and hint.boot == "boot-b"
+
+    (again,) = fleet.fold(*newer.heartbeat(12.5), 12.5)
+    assert isinstance(again, EpochHint) and (again.seen, again.boot) == (older.epoch, ""), "it was lost; who speaks?"
+    newer.epoch = again.minimum
+    fleet.fold(*newer.birth(13.0), 13.0)
+    assert fleet.fold(*newer.heartbeat(14.5), 14.5) == []
+
+
+def test_an_agent_that_starts_behind_the_other_is_noticed_though_its_epoch_is_past() -> None:
+    older, newer = Device(boot="older", epoch=100), Device(boot="newer", epoch=1, clock_offset_s=0.0)
+    fleet = register()
+    fleet.fold(*older.birth(10.0), 10.0)
+    fleet.fold(*newer.birth(11.0), 11.0)
+    assert fleet.claims.standing(11.0) == []
+    fleet.fold(*older.birth(12.0), 12.0)
+    assert [one.refused.boot for one in fleet.claims.standing(12.0)] == ["newer"]
+    newer.epoch = 2
+    (told,) = fleet.fold(*newer.birth(13.0), 13.0)
+    assert isinstance(told, NameTaken)
+
+
+def test_a_late_birth_of_a_start_that_is_over_is_no_second_agent() -> None:
+    before, after = Device(boot="before", epoch=100), Device(boot="after", epoch=101)
+    fleet = register()
+    fleet.fold(*before.birth(10.0), 10.0)
+    fleet.fold(*after.birth(11.0), 11.0)
+    fleet.fold(*before.birth(12.0), 12.0)
+    fleet.fold(*after.birth(13.0), 13.0)
+    assert fleet.claims.standing(13.0) == []

@@ -150,15 +150,19 @@ async def test_a_devices_stream_ends_with_its_certificate(
             assert any("certificate has expired" in str(one.get("reason")) for one in logs)
 
 
-async def test_a_download_ends_with_its_key(tmp_path: Path) -> None:
+def stored(folder: Path) -> tuple[ArtifactStore, str]:
+    """A store with one artefact of 4 MiB, and its digest."""
     contents = bytes(4 * 2**20)
     digest = sha256(contents).hexdigest()
-    file = tmp_path / "one"
-    file.write_bytes(contents)
-    store = ArtifactStore(tmp_path / "store")
+    store = ArtifactStore(folder)
     path = store.path(digest)
     path.parent.mkdir(parents=True, exist_ok=True)
-    file.replace(path)
+    path.write_bytes(contents)
+    return store, digest
+
+
+async def test_a_download_ends_with_its_key(tmp_path: Path) -> None:
+    store, digest = stored(tmp_path / "store")
     async with guarded(tmp_path) as (gateway, session, keys, _), AsyncExitStack() as stack:
         slow = ArtifactServer(store, admit=credential_check(gateway.guard, None), pace=BytePacer(200_000.0))
         door = open_http_server(
@@ -170,3 +174,26 @@ async def test_a_download_ends_with_its_key(tmp_path: Path) -> None:
             assert response.status == 200
             assert await ended_s(loses(keys, "good", "revoked"), cut(response)) < WITHIN_S + SLACK_S
         await until(lambda: slow.under_way == 0)
+
+
+async def test_a_download_ends_with_the_devices_certificate_and_a_new_one_goes_on(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    pki = FleetPki(tmp_path_factory.mktemp("pki"))
+    tls = pki.config("gateway/main").model_dump(exclude_none=True)
+    _, digest = stored(tmp_path / "store")
+    section = {"folder": tmp_path / "store", "port": 0, "bytes_per_s": 300_000.0}
+    config = configured(tmp_path, name="main", tls=tls, artifacts=section, mqtt="mqtts://localhost:9")
+    async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
+        url = f"{gateway.addresses['artifacts']}/artifacts/sha256/{digest}"
+        began_at = clock.utc_s()
+        with capture_logs() as logs:
+            async with session.get(url, ssl=pki.ending_in(ID, 4.0).client_context()) as response:
+                assert response.status == 200
+                await asyncio.wait_for(cut(response), 10.0)
+        ended_at = clock.utc_s() - began_at
+        assert 2.9 < ended_at < 4.0 + WITHIN_S + SLACK_S, "as long as its certificate is good, and no longer"
+        assert any("certificate has expired" in str(one.get("reason")) for one in logs)
+        going_on = {"Range": "bytes=4000000-"}
+        async with session.get(url, headers=going_on, ssl=pki.tls(ID).client_context()) as rest:
+            assert rest.status == 206 and len(await rest.read()) == 4 * 2**20 - 4_000_000

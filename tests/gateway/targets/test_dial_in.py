@@ -12,7 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from edge_agent.core.dial_policy import DialPlan
-from edge_agent.fleet.dialling import GatewayDialler
+from edge_agent.core.name_dispute import NameDispute
+from edge_agent.fleet.dialling import REDIAL_CAP_S, GatewayDialler
 from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkUp
 from gateway.core.fleet.target import TargetSpec
 from gateway.targets.device import DeviceTarget
@@ -74,9 +75,13 @@ def service(name: str = "edge/a", epoch: int = 1, *, beat: KeepaliveTiming = BEA
     return LinkService(EchoHost(), name=name, epoch=lambda: epoch, offers=tuple, load=lambda: load, heartbeat=beat)
 
 
-def dialling(link: LinkService, *ports: int, roads: DialPlan | None = None) -> GatewayDialler:
+def dialling(
+    link: LinkService, *ports: int, roads: DialPlan | None = None, dispute: NameDispute | None = None
+) -> GatewayDialler:
     gateways = {f"127.0.0.1:{port}": "" for port in ports}
-    return GatewayDialler(link, roads or DialPlan("always"), gateways, dict, tls=None, draw=lambda: 0.5)
+    return GatewayDialler(
+        link, roads or DialPlan("always"), gateways, dict, tls=None, draw=lambda: 0.5, dispute=dispute
+    )
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -158,6 +163,47 @@ async def test_a_device_serves_every_gateway_it_is_told_of() -> None:
         await asyncio.gather(ask(one.target("edge/a")), ask(two.target("edge/a")))
         assert link.streams == 2
         assert link.callers == frozenset(), "both were dialled by the device"
+
+
+# two agents
+
+
+async def test_of_two_agents_that_dial_under_one_name_the_longer_running_one_stays_and_the_other_backs_off() -> None:
+    kept, refused = NameDispute(lambda: 0.0), NameDispute(lambda: 0.0)
+    first = agent("boot-a", epoch=1, uptime_s=100.0)  # the lesser epoch: its clock was never set
+    second = agent("boot-b", epoch=7, uptime_s=1.0)
+    with capture_logs() as lines:
+        async with gateway() as main, dialling(first, main.port, dispute=kept):
+            await until(lambda: main.ups() == 1)
+            async with dialling(second, main.port, dispute=refused):
+                await until(lambda: refused.standing_down(clock.now()))
+                await until(lambda: first.streams == 1 and second.streams == 0)
+                await ask(main.target("edge/a"))
+                (conflict,) = main.dialled_in.claims.standing(clock.now())
+                assert (conflict.kept.boot, conflict.refused.boot) == ("boot-a", "boot-b")
+                assert (conflict.kept.epoch, conflict.refused.epoch) == (1, 7)
+                assert not kept.standing_down(clock.now())
+                ups = main.ups()
+                await clock.sleep(2.5 * REDIAL_CAP_S)
+                assert main.ups() == ups and first.streams == 1, "it does not dial again at once"
+    (told,) = [line for line in lines if line["event"].startswith("another agent has this device's name")]
+    assert told["device"] == "edge/a" and told["epoch"] == 7 and "epoch 1" in told["reason"]
+
+
+async def test_an_agent_that_is_restarted_again_and_again_is_no_conflict() -> None:
+    async with gateway() as main:
+        for start in range(1, 5):
+            async with dialling(agent(f"boot-{start}", epoch=start, uptime_s=0.0), main.port):
+                await until(lambda start=start: main.ups() == start)  # type: ignore[misc]
+        assert main.dialled_in.claims.standing(clock.now()) == []
+
+
+def agent(boot: str, *, epoch: int, uptime_s: float) -> LinkService:
+    load, began_at = LoadReport(epoch, 1, 0, 0, 0.0), clock.now() - uptime_s
+    return LinkService(
+        EchoHost(), name="edge/a", epoch=lambda: epoch, offers=tuple, load=lambda: load, heartbeat=BEAT, boot=boot,
+        uptime_s=lambda: clock.now() - began_at,
+    )  # fmt: skip
 
 
 # two roads

@@ -14,7 +14,7 @@ from tests.cloud_pool.workers_support import rows_of_ones, write_hungry_model
 from tidegate.runtime.process import StartError
 from tidegate.workers import sandbox, sandbox_check
 from tidegate.workers.process import EngineSpec, WorkerProcess
-from tidegate.workers.sandbox_check import check_sandbox, sandbox_parts
+from tidegate.workers.sandbox_check import check_sandbox, sandbox_gaps, sandbox_parts
 
 here = pytest.mark.skipif(bool(sandbox.missing_here()), reason=f"no whole sandbox here: {sandbox.missing_here()}")
 
@@ -126,6 +126,11 @@ def test_require_does_not_start_where_a_part_is_missing(monkeypatch: pytest.Monk
         check_sandbox("require")
     assert sandbox_parts("auto") == {"files": False, "network": True}
     assert sandbox_parts("off") == {"files": False, "network": False}
+    assert (sandbox_gaps("auto"), sandbox_gaps("off")) == (
+        "files: Landlock ABI 3, here none",
+        "the key `sandbox` is off",
+    )
     monkeypatch.setattr(sandbox_check, "missing_here", lambda: ())
+    assert sandbox_gaps("auto") == ""
     check_sandbox("require")
     assert sandbox_parts("require") == {"files": True, "network": True}

@@ -64,6 +64,7 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
         self._subscriptions = _Subscriptions()
         self._stopping = False
         self._room = asyncio.Semaphore(MAX_CONNECTIONS)
+        self._connections: dict[str, _ClosableWriter] = {}  # the newest of each client id
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection to its end, or refuse its MQTT 5.
@@ -80,7 +81,7 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
                 await writer.drain()
             else:
                 async with self._room:
-                    await self.external_connected(_ReplayReader(head, reader), StreamWriterAdapter(writer), _LISTENER)
+                    await self.external_connected(_ReplayReader(head, reader), _ClosableWriter(writer), _LISTENER)
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             # A client that vanished, or our own end: streams' done-callback would print a traceback for each.
             pass
@@ -99,6 +100,21 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]  # amqtt is not typed
         subscribed = self._subscriptions.get(subscription[0], ())
         if any(other.client_id == session.client_id for other, _ in subscribed):
             await super()._publish_retained_messages_for_subscription(subscription, session)
+
+    async def _handle_client_session(
+        self, reader: Any, writer: Any, client_session: Any, handler: Any, server: Any, listener_name: str
+    ) -> None:
+        # Of two connections that begin under one id at once, amqtt serves one and keeps the other open without an
+        # answer; one that it has superseded it may keep open as well. The protocol says that the older one is closed.
+        name = client_session.client_id
+        before, self._connections[name] = self._connections.get(name), writer
+        if before is not None:
+            before.hang_up()
+        try:
+            await super()._handle_client_session(reader, writer, client_session, handler, server, listener_name)
+        finally:
+            if self._connections.get(name) is writer:
+                del self._connections[name]
 
     async def _client_message_loop(self, client_session: Any, handler: Any) -> None:
         # A connection that ends takes along the messages that amqtt acknowledged to it and has not handed on yet.
@@ -144,6 +160,17 @@ async def _once_handed_on(wait_disconnect: Callable[[], Awaitable[Any]], session
             while not session.delivered_message_queue.empty():  # amqtt's queue has no event for it
                 await clock.sleep(0)
     return ending
+
+
+class _ClosableWriter(StreamWriterAdapter):  # type: ignore[misc]
+    """A writer whose connection can be closed at once, without a wait for the peer."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        super().__init__(writer)
+        self._connection = writer
+
+    def hang_up(self) -> None:
+        self._connection.close()
 
 
 class _ReplayReader(StreamReaderAdapter):  # type: ignore[misc]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.models.array_files import UnsafeArrayFile, load_npz
 from tidegate.tools.build.errors import BuildError
 
 LABELS = "labels"
@@ -42,9 +41,8 @@ def load_samples(path: Path, inputs: Sequence[str], *, most: int = 1024) -> Samp
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
+        return load_npz(path)
     except OSError as error:
         raise BuildError(f"{path}: {error.strerror or error}") from error
-    except (AttributeError, ValueError, zipfile.BadZipFile) as error:
-        raise BuildError(f"{path}: is not an .npz of plain arrays (numpy.savez): {error}") from error
+    except UnsafeArrayFile as error:
+        raise BuildError(str(error)) from error

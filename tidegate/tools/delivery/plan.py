@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from tidegate.models.array_files import load_npz
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.rollout.plan import MANIFEST_PATH, ModelPlan
@@ -33,10 +34,15 @@ def golden_of(path: Path, manifest: Manifest) -> LocalArtefact:
     Raises:
         RepositoryError: it holds none that fit the model.
     """
-    from tidegate.rollout.golden import BadGolden, decode_golden  # it takes numpy, which no help needs
+    # It takes numpy, which no help needs.
+    from tidegate.rollout.golden import MAX_GOLDEN_BYTES, BadGolden, decode_golden
 
     try:
-        raw = path.read_bytes() if path.suffix != ".npz" else _from_arrays(path, manifest)
+        if path.suffix == ".npz":
+            raw = _from_arrays(path, manifest)
+        else:
+            with path.open("rb") as file:
+                raw = file.read(MAX_GOLDEN_BYTES + 1)
         decode_golden(raw)
     except (OSError, ValueError, BadGolden) as error:
         raise RepositoryError(f"{path}: no golden cases: {error}") from error
@@ -46,12 +52,9 @@ def golden_of(path: Path, manifest: Manifest) -> LocalArtefact:
 
 
 def _from_arrays(path: Path, manifest: Manifest) -> bytes:
-    import numpy as np
+    from tidegate.rollout.golden import MAX_GOLDEN_BYTES, encode_golden
 
-    from tidegate.rollout.golden import encode_golden
-
-    with np.load(path, allow_pickle=False) as file:
-        arrays: Mapping[str, Any] = {name: file[name] for name in file.files}
+    arrays: Mapping[str, Any] = load_npz(path, most_bytes=MAX_GOLDEN_BYTES)
     datatypes = {spec.name: spec.datatype for spec in (*manifest.inputs, *manifest.outputs)}
     inputs = {spec.name: arrays[spec.name] for spec in manifest.inputs if spec.name in arrays}
     outputs = {spec.name: arrays[spec.name] for spec in manifest.outputs if spec.name in arrays}

@@ -12,7 +12,8 @@ from gateway.core.access.dial_in import GREETINGS, WITHIN_S, DialInAdmission
 def why_not(
     reception: DialInAdmission, name: str, epoch: int = 1, *, proven: str = "", known: bool = True, now: float = 0.0
 ) -> str:
-    return reception.why_not(name, epoch, proven=proven, known=known, now=now)
+    refused = reception.why_not_named(name, proven=proven, known=known, now=now)
+    return refused or reception.why_not_now(name, epoch)
 
 
 @pytest.mark.parametrize("name", ["", "edge/", "pool/a", "gateway/main", "edge/a/b", "edge/#", "edge/" + "a" * 65, "a"])

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tidegate.engines.bert import Activation, Architecture
 from tidegate.engines.torch_packed import METADATA, PackedMetadata
+from tidegate.models.array_files import UnsafeArrayFile, check_safetensors
 from tidegate.tools.build.errors import BuildError
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -80,9 +81,12 @@ def _normalizes(source: Path) -> bool:
 
 def _weights(path: Path) -> dict[str, torch.Tensor]:
     try:
+        check_safetensors(path)
         weights = load_file(path)
     except OSError as error:
         raise BuildError(f"{path}: {error.strerror or error}") from error
+    except UnsafeArrayFile as error:
+        raise BuildError(str(error)) from error
     except Exception as error:  # safetensors' own error is not a type that older versions export
         raise BuildError(f"{path}: is no safetensors file: {error}") from error
     named = {name.removeprefix("bert."): weight for name, weight in weights.items()}

@@ -1,0 +1,28 @@
+"""A condition of no target is shown where those of targets are: JSON, metric, state and `tidegate status`."""
+
+from __future__ import annotations
+
+from gateway.catalog import Catalog
+from gateway.commands.status import ailments
+from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.name_claims import NameClaim, NameClaims
+from gateway.observe.conditions import condition_family, conditions_json, name_conditions
+from gateway.operate.admin import state_of
+
+
+def test_a_name_with_two_agents_is_shown_to_operators_with_both_sides() -> None:
+    catalog = Catalog(())
+    fleet, claims = Fleet(catalog.feature_of, draw=lambda: 0.5), NameClaims()
+    for at, (boot, epoch, started_at) in enumerate((("a", 11, -60.0), ("b", 12, 0.5), ("a", 13, -60.0))):
+        claims.claim("kiosk", NameClaim(boot, epoch, f"10.0.0.{boot}", started_at), float(at))
+
+    others = name_conditions(claims, 5.0)
+    (told,) = conditions_json(fleet, 5.0, others)
+    assert (told["target"], told["condition"], told["for_s"]) == ("edge/kiosk", "name_conflict", 3.0)
+    assert "kept, as it has run longer: 10.0.0.a, epoch 13" in told["evidence"]
+    assert "refused: 10.0.0.b, epoch 12" in told["evidence"]
+    (sample,) = condition_family(fleet, others).samples
+    assert sample.labels == {"target": "edge/kiosk", "condition": "name_conflict"}
+    assert state_of(fleet, catalog, 5.0, {}, others)["ailing"] == [told]
+    (line,) = ailments([{"id": told["target"], "ailing": [told]}])
+    assert line.startswith("[yellow]edge/kiosk[/]: name_conflict for 3")
