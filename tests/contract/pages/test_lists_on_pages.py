@@ -88,6 +88,7 @@ def test_the_rights_of_a_credential_are_all_told() -> None:
     assert tuple(CODE.findall(row[2])) == RIGHTS
 
 
+@pytest.mark.slow
 def test_every_audit_line_of_a_command_is_told() -> None:
     """Each kind that the code writes: the words of `audit_log.note` and of what calls it."""
     noted = {
