@@ -40,7 +40,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, command: click.Command | Exception) -
     """Add a command called `kettle`, which comes with an extra."""
 
     class Point:
-        name = "kettle"
+        name = module = "kettle"
 
         def load(self) -> click.Command:
             if isinstance(command, Exception):
