@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import sys
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from tidegate.config import ConfigError
 from tidegate.models.repository import RepositoryError
 from tidegate.outcome import ServeError
 from tidegate.runtime.lifeline import die_with_parent
+from tidegate.runtime.settled_imports import import_structlog, settled_imports
 from tidegate.runtime.suggestion import SuggestingGroup
 
 GROUP: Final = "tidegate.commands"
@@ -59,7 +61,7 @@ class Commands(SuggestingGroup):
         if point is None:
             return None
         try:
-            command = point.load()
+            command = _loaded(point)
         except ModuleNotFoundError as error:
             raise _missing(cmd_name, error) from error
         return command if isinstance(command, click.Command) else None
@@ -97,6 +99,15 @@ def main() -> None:
     # closes the stream; a lost peer is reported by our own code.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     cli(prog_name="tidegate")
+
+
+def _loaded(point: EntryPoint) -> Any:
+    """The command itself. Its module is imported as a start's imports are, unless something has imported it already."""
+    if point.module in sys.modules:
+        return point.load()
+    with settled_imports():
+        import_structlog()
+        return point.load()
 
 
 def _entry_point(name: str) -> EntryPoint | None:

@@ -11,12 +11,10 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Column, Table
 
 from edge_agent.config import EdgeConfig
 from edge_agent.offline.queue_db import SCHEMA, OfflineLedger
@@ -24,6 +22,9 @@ from edge_agent.offline.store import FILE_NAME
 from tidegate.config import load
 from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.storage.database import connect, transact
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 T = TypeVar("T")
 
@@ -59,6 +60,9 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**msgspec.to_builtins(usage), "dead_letters": dead}))
         return
+    # Here and not at the top: an agent that starts imports its commands, and rich is a tenth of that.
+    from rich.console import Console
+
     console = Console()
     tickets = ", ".join(f"{count} {state}" for state, count in sorted(usage.tickets.items())) or "none"
     console.print(
@@ -171,6 +175,8 @@ def _letter(row: sqlite3.Row) -> dict[str, Any]:
 
 
 def _table(dead: list[dict[str, Any]]) -> Table:
+    from rich.table import Column, Table
+
     table = Table(Column("dead letter", no_wrap=True), "kind", "model", "tries", "why")
     for one in dead:
         table.add_row(one["id"], one["kind"], one["model"], str(one["attempts"]), one["why"])

@@ -25,6 +25,9 @@ from tidegate.testing.ports import free_ports
 
 _BROKERS = re.compile(r"tidegate\.tools\.(broker|up\.mosquitto)\b")
 READY_WITHIN_S = 180.0
+# A pool measures what real models cost for ten seconds of a core, of which the last seven go into the largest sizes;
+# what those take no test asks, and real calls correct what is measured roughly.
+WARM_S = "3"
 PORTS = 16  # as many as the largest system of these tests wants
 
 
@@ -46,6 +49,7 @@ class Stack:
             stdout=subprocess.PIPE,
             stderr=self._words,
             start_new_session=True,
+            env={"TIDEGATE_POOL_WARMUP_BUDGET_S": WARM_S, **os.environ},
         )
         self.stdout: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

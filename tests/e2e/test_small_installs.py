@@ -12,7 +12,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -51,6 +51,7 @@ class Without:
 sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
 """
 READY_WITHIN_S = 90.0
+WARM_S: Final = 0.5  # a pool's warm-up, which else measures what larger sizes cost for ten seconds of a core
 
 
 class Part:
@@ -148,14 +149,16 @@ def test_an_edge_runs_without_torch_and_without_anything_that_builds(models: Pat
 
 def test_a_pool_runs_without_http_mqtt_and_onnx_runtime(models: Path, tmp_path: Path) -> None:
     port = free_ports(1)
-    with alone("pool", tmp_path / "pool", name="pool", grpc_port=port, model_repository=str(models)):
+    config = {"grpc_port": port, "model_repository": str(models), "warmup_budget_s": WARM_S}
+    with alone("pool", tmp_path / "pool", name="pool", **config):
         ask(f"127.0.0.1:{port}", length=200)
 
 
 def test_a_gateway_runs_without_torch_and_without_onnx_runtime(models: Path, tmp_path: Path) -> None:
     port = free_ports(5)
+    config = {"grpc_port": port + 4, "model_repository": str(models), "warmup_budget_s": WARM_S}
     with (
-        alone("pool", tmp_path / "pool", name="pool", grpc_port=port + 4, model_repository=str(models)),
+        alone("pool", tmp_path / "pool", name="pool", **config),
         alone(
             "gateway",
             tmp_path / "gateway",

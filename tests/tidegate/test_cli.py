@@ -40,7 +40,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, command: click.Command | Exception) -
     """Add a command called `kettle`, which comes with an extra."""
 
     class Point:
-        name = "kettle"
+        name = module = "kettle"
 
         def load(self) -> click.Command:
             if isinstance(command, Exception):
@@ -242,6 +242,7 @@ def test_help_is_asked_for_in_short_at_every_command(words: tuple[str, ...]) -> 
     assert short == full and "Usage: tidegate" in short
 
 
+@pytest.mark.slow
 def test_the_package_is_the_command_too() -> None:
     told = subprocess.run(
         [sys.executable, "-m", "tidegate", "--version"], capture_output=True, text=True, timeout=60, check=True

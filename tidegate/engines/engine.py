@@ -7,10 +7,12 @@ was made from runs with ONNX Runtime's CUDA provider.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from tidegate.engines.errors import EngineError
 from tidegate.engines.protocol import Arrays, Engine
@@ -18,9 +20,27 @@ from tidegate.models.manifest import EngineName
 from tidegate.models.packing import Packing
 from tidegate.models.trusted_digests import TrustedDigests
 
+# torch.export.load imports the last one of its row at its first call, and that is as much again as torch itself.
+_IMPORTS: Final[Mapping[EngineName, tuple[str, ...]]] = {
+    "onnx": ("tidegate.engines.onnx",),
+    "paced": ("tidegate.engines.paced",),
+    "torch-packed": ("tidegate.engines.torch_packed",),
+    "torchscript": ("tidegate.engines.torch",),
+    "torch-export": ("tidegate.engines.torch", "torch.export.pt2_archive"),
+}
 _TENSORRT_WAY_OUT = (
     "serve the ONNX file that it was made from (engine: onnx), on a GPU with pip install onnxruntime-gpu"
 )
+
+
+def import_runtime(engine: EngineName) -> None:
+    """Import what `load_engine` will import for `engine`, at a moment that the caller chooses.
+
+    A runtime that is not installed is no error here, but of `load_engine`, which says what to install.
+    """
+    with suppress(ImportError):
+        for name in _IMPORTS.get(engine, ()):
+            importlib.import_module(name)
 
 
 def load_engine(
@@ -118,4 +138,4 @@ def _runtime(what: str, extra: str) -> Iterator[None]:
         ) from error
 
 
-__all__ = ["Arrays", "Engine", "EngineError", "load_engine"]
+__all__ = ["Arrays", "Engine", "EngineError", "import_runtime", "load_engine"]

@@ -35,10 +35,11 @@ from typing import NoReturn, cast
 import numpy as np
 
 from tidegate import clock
-from tidegate.engines.engine import Arrays, Engine, EngineError, load_engine
+from tidegate.engines.engine import Arrays, Engine, EngineError, import_runtime, load_engine
 from tidegate.engines.errors import is_out_of_memory
 from tidegate.models.manifest import EngineName
 from tidegate.runtime.lifeline import die_with_parent
+from tidegate.runtime.settled_imports import settled_imports
 from tidegate.types import Buffer
 from tidegate.workers import channel, sandbox
 from tidegate.workers.array_transport import Handover
@@ -135,8 +136,12 @@ class ComputeServer:
     def _load(self, message: LoadEngine) -> list[Buffer]:
         _limit_threads(message.threads)
         began_at = clock.now()
+        kind = cast(EngineName, message.engine)
+        if not self._engines:  # whatever is frozen later may be what calls have left
+            with settled_imports():
+                import_runtime(kind)
         self._engines[message.key] = load_engine(
-            cast(EngineName, message.engine),
+            kind,
             Path(message.artefact),
             outputs=message.outputs,
             threads=message.threads,

@@ -228,6 +228,7 @@ def _manifest(chance: Random, number: int) -> Manifest:
     return manifest_of(TEXT, name=f"text{number}", batching=batching)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(CHANCES))
 def test_everybody_is_answered_once_and_no_work_waits_beside_a_free_worker(seed: int) -> None:
     run(World(seed).play())

@@ -182,6 +182,7 @@ async def test_a_later_request_is_computed_again() -> None:
         assert subject.pool.batches == [1, 1, 1]
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_a_thousand_callers_with_few_inputs_who_come_and_leave_as_they_like_are_each_answered_once() -> None:
     draw = Random(5)

@@ -89,6 +89,7 @@ def test_settings_with_which_no_device_could_start_are_refused(
     assert told.exit_code != 0 and way_out in told.output and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_device_that_joins_has_a_configuration_with_which_its_agent_could_start(ca: Path, tmp_path: Path) -> None:
     common = tmp_path / "common.yaml"
     common.write_text("nice: 7\nname: ignored\n")
@@ -103,6 +104,7 @@ def test_a_device_that_joins_has_a_configuration_with_which_its_agent_could_star
     assert config.tls.key.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_another_device_is_refused_by_both_names_until_it_is_replaced(ca: Path, tmp_path: Path) -> None:
     issue(ca, tmp_path, "d-1\nd-2\n")
     home = tmp_path / "home"
@@ -115,6 +117,7 @@ def test_another_device_is_refused_by_both_names_until_it_is_replaced(ca: Path, 
     assert load(EdgeConfig, home / "device.yaml").name == "d-2" and len(list((home / "identities").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_renewed_bundle_brings_its_certificate_and_leaves_the_owners_changes(ca: Path, tmp_path: Path) -> None:
     issue(ca, tmp_path, "e-1\n")
     home = tmp_path / "home"
@@ -147,6 +150,7 @@ def unknown_key(mine: DeviceBundle, _: DeviceBundle, __: DeviceBundle) -> Device
     return DeviceBundle(mine.config + b"treads: 3\n", mine.cert, mine.key, mine.ca)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

@@ -120,6 +120,7 @@ def test_a_device_that_has_no_broker_misses_none() -> None:
     assert one.mode == "cloud-lost"
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 3.0), st.booleans(), st.integers(0, 2), st.booleans()), max_size=80))
 def test_no_flapping_returns_to_a_better_mode_sooner_than_the_hold(
     looks: list[tuple[float, bool, int, bool]],

@@ -121,6 +121,7 @@ def test_failures_of_its_own_spend_the_contents_name_and_others_wishes_do_not() 
 HAPPENINGS = st.lists(st.tuples(st.sampled_from(RolloutEvent), st.booleans()), max_size=40)
 
 
+@pytest.mark.slow
 @given(state=st.sampled_from(UNSETTLED), exits=st.integers(0, 2), happenings=HAPPENINGS)
 def test_any_events_and_power_cuts_end_in_the_old_or_the_new_generation_with_a_reason(
     state: S, exits: int, happenings: list[tuple[RolloutEvent, bool]]

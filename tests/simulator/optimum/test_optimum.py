@@ -54,6 +54,7 @@ def test_a_fleet_that_cannot_do_a_third_of_the_work_is_bounded_by_a_third() -> N
     assert upper_bound(loaded, 1, slot_s=0.02).attainment <= bound.attainment + 1e-6
 
 
+@pytest.mark.slow
 def test_requests_that_no_worker_can_compute_in_time_bound_their_class() -> None:
     # given a pool that no way there and back fits into the budget of
     loaded = edited(("delay_ms: 10", "delay_ms: 101"), ("budget_ms: 500", "budget_ms: 200"))

@@ -10,7 +10,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from edge_agent.cli import edge
+from edge_agent.__main__ import edge
 from edge_agent.core.rollout_machine import Rollout
 from edge_agent.delivery.journal import DeploymentJournal
 from edge_agent.delivery.model_store import Generation, ModelStore

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from edge_agent.cli import edge
+from edge_agent.__main__ import edge
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
 from tests.support.odd_clock import step_on_signal

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.cli import gateway
+from gateway.__main__ import gateway
 from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.ask import Ask

@@ -15,7 +15,7 @@ from itertools import count
 from typing import Final
 
 import gateway.app
-from gateway.cli import gateway as command
+from gateway.__main__ import gateway as command
 from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.admission import Admission
 from gateway.core.fleet.fleet import Fleet

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 
-from cloud_pool.cli import pool
+from cloud_pool.__main__ import pool
 from cloud_pool.serving.host import PoolHost
 from tests.support.slow_worker import slow_workers_on_signal
 from tidegate.outcome import Overloaded

@@ -189,6 +189,7 @@ def test_a_file_that_is_no_mapping_is_no_manifest(text: str, message: str) -> No
         parse_manifest(text, SOURCE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -148,6 +148,7 @@ def _target(program: Any, name: str) -> None:
     program["graph_module"]["graph"]["nodes"][0]["target"] = name
 
 
+@pytest.mark.slow
 def test_a_program_with_dimensions_that_vary_passes_and_loads(dynamic_program: Path, tmp_path: Path) -> None:
     from tidegate.engines.torch import load_program
 

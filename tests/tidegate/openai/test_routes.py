@@ -91,6 +91,7 @@ async def test_both_encodings_mean_the_same(client: openai.AsyncOpenAI, encoding
     assert vector[0] == CLS + HELLO + SEP
 
 
+@pytest.mark.slow
 async def test_many_texts_come_back_in_their_order(servers: Servers, client: openai.AsyncOpenAI) -> None:
     counts = [int(count) for count in np.random.default_rng(7).integers(1, 200, 300)]
     made = await client.embeddings.create(model="minilm", input=["word " * count for count in counts])
@@ -262,6 +263,7 @@ async def test_a_refusal_has_the_form_that_the_sdk_reads(
     assert (await client.embeddings.create(model="minilm", input="hello")).data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("error", "attempts", "status"), [
     (Overloaded("full", retry_after_s=0.001), 3, 429),
     (DeadlineExceeded("late"), 1, 504),

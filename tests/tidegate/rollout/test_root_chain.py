@@ -51,6 +51,7 @@ def chain_of(history: History) -> list[RootLink]:
     return links
 
 
+@pytest.mark.slow
 @given(histories, st.data())
 def test_a_device_that_missed_any_number_of_versions_comes_along(history: History, data: st.DataObject) -> None:
     chain, start = chain_of(history), TrustedRoot(public(history[0][0]))
@@ -62,6 +63,7 @@ def test_a_device_that_missed_any_number_of_versions_comes_along(history: Histor
     assert walk(wanted, chain[:-1]) == wanted, "what was walked past changes nothing"
 
 
+@pytest.mark.slow
 @given(histories, st.data())
 def test_no_link_is_skipped(history: History, data: st.DataObject) -> None:
     chain = chain_of([*history, history[0]])
@@ -70,6 +72,7 @@ def test_no_link_is_skipped(history: History, data: st.DataObject) -> None:
         walk(TrustedRoot(public(history[0][0])), [*chain[:gone], *chain[gone + 1 :]])
 
 
+@pytest.mark.slow
 @given(histories, st.data())
 def test_a_link_that_lacks_a_signature_of_the_old_or_the_new_is_refused(history: History, data: st.DataObject) -> None:
     chain = chain_of(history)
@@ -88,6 +91,7 @@ def test_a_link_that_lacks_a_signature_of_the_old_or_the_new_is_refused(history:
             walk(start, forged)
 
 
+@pytest.mark.slow
 @given(histories)
 def test_a_key_that_was_rotated_away_brings_back_nothing(history: History) -> None:
     newest = walk(TrustedRoot(public(history[0][0])), [*chain_of(history), handover(history, [STRANGER])])

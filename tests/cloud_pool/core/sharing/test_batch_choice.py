@@ -114,6 +114,7 @@ def test_without_load_a_feasible_order_stays_feasible_to_the_end(groups: list[Ba
 held = st.tuples(st.floats(0.001, 1.0), st.floats(0.1, 10.0), st.floats(1.0, 1e9))
 
 
+@pytest.mark.slow
 @given(st.lists(held, min_size=1, max_size=8))
 def test_where_memory_is_short_the_group_goes_that_is_worth_most_for_each_byte_second(
     many: list[tuple[float, float, float]],
@@ -124,6 +125,7 @@ def test_where_memory_is_short_the_group_goes_that_is_worth_most_for_each_byte_s
     assert chosen.weight / (chosen.cost_s * chosen.held_bytes) == pytest.approx(best)
 
 
+@pytest.mark.slow
 @given(st.lists(held, min_size=1, max_size=8), st.sampled_from([0.5, 2.0, 1024.0]))
 def test_only_the_ratio_of_bytes_matters(many: list[tuple[float, float, float]], factor: float) -> None:
     groups = [group(cost_s, 1.0, worth=worth, member=n) for n, (cost_s, worth, _) in enumerate(many)]

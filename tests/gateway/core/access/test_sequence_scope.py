@@ -59,6 +59,7 @@ def test_a_name_is_an_id_that_targets_take(tenant: str, id: int | str) -> None:
     assert sequence_of({"sequence_id": name}) is not None
 
 
+@pytest.mark.slow
 @given(TENANTS, IDS, TENANTS)
 def test_who_says_anothers_name_for_a_sequence_gets_one_of_its_own(a: str, id: int | str, b: str) -> None:
     name = scoped_sequence_id(a, id)

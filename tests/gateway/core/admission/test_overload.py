@@ -90,6 +90,7 @@ def test_shedding_alone_is_no_evidence() -> None:
     assert not state.on
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.floats(0.0, 0.4), st.floats(0.0, 5.0), st.booleans(), st.booleans()), max_size=200))
 def test_it_never_flaps_within_its_hold_time(steps: list[tuple[float, float, bool, bool]]) -> None:
     state, now, turned_at = Overload(), 100.0, None

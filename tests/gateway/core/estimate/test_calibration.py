@@ -30,6 +30,7 @@ def test_without_outcomes_a_chance_is_taken_at_its_word(chance: float) -> None:
     assert apply_curve(chance, Calibration().curve) == pytest.approx(chance)
 
 
+@pytest.mark.slow
 @given(outcomes, chances, chances)
 def test_a_calibrated_chance_is_a_chance_and_keeps_the_order(
     seen: list[tuple[float, bool]], one: float, other: float

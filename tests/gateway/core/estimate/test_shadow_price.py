@@ -43,6 +43,7 @@ def test_the_rate_falls_by_a_factor_of_e_in_its_memory() -> None:
 sendings = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1e6)), max_size=40)
 
 
+@pytest.mark.slow
 @given(sendings, st.floats(0.0, 10.0), st.floats(0.0, 10.0))
 def test_rents_have_bounds_fall_with_time_and_rise_with_work(
     sent: list[tuple[float, float]], later_s: float, work_s: float

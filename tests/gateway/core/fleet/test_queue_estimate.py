@@ -171,6 +171,7 @@ def test_reports_are_ordered_per_road_and_epochs_over_all_roads() -> None:
     assert queue_estimate.load == report(0.3, sequence=1, epoch=2)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from("lfrac"), st.floats(0.0, 1.0), st.floats(0.0, 0.5)), max_size=60))
 def test_waits_are_never_negative_and_an_empty_ledger_is_exactly_empty(
     steps: list[tuple[str, float, float]],

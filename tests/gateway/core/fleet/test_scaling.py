@@ -58,6 +58,7 @@ def test_the_need_is_the_load_and_a_square_root_of_it_and_not_a_share_of_it() ->
     assert spare_large < 0.75 * spare_small
 
 
+@pytest.mark.slow
 def test_the_demands_of_several_gateways_add_up_to_that_of_one_which_sees_all_requests() -> None:
     parts = [Traffic(seed).flow(150.0, lambda _: 60.0, backlog_s=3.0).terms for seed in range(4)]
     whole = Traffic(9).flow(150.0, lambda _: 240.0, backlog_s=3.0)
@@ -84,6 +85,7 @@ def test_rising_load_is_met_where_it_will_be_when_a_replica_has_started() -> Non
     assert early.scaling.needed.forecast > 1.3 * early.scaling.needed.load
 
 
+@pytest.mark.slow
 def test_a_lull_is_waited_out_and_then_given_back() -> None:
     traffic = Traffic(scale_down_s=120.0)
     before = traffic.flow(200.0, lambda _: 400.0).replicas

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -96,6 +97,7 @@ def test_answers_that_are_usually_late_make_it_patient_up_to_a_second() -> None:
     assert watch.patience_s < LEAST_S + 0.01
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.tuples(st.sampled_from(["due", "answered", "ended", "look"]), st.integers(0, 5), st.floats(0.0, 0.6)),

@@ -32,6 +32,7 @@ def exact(one: CompletionTime, budget_s: float) -> float:
     )
 
 
+@pytest.mark.slow
 @given(paths, durations, spreads, st.sampled_from([1.0, 0.25, 1 / 64]), durations)
 def test_it_is_the_weighted_sum_of_normal_tails(
     path: RttDistribution, busy_s: float, spread_s: float, trust: float, budget_s: float
@@ -51,6 +52,7 @@ def test_the_shortest_round_trip_bounds_it(
     assert one.at_most(budget_s) <= exact(one._replace(path=path_of(path.values_s[0])), budget_s) + 1e-4
 
 
+@pytest.mark.slow
 @given(paths, durations, spreads, durations, durations)
 def test_more_time_and_less_work_never_make_it_less_likely(
     path: RttDistribution, busy_s: float, spread_s: float, budget_s: float, more_s: float

@@ -19,6 +19,7 @@ def name(number: int) -> str:
     return hashlib.sha256(bytes([number])).hexdigest()
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.sampled_from("abc"), st.integers(1, 60), st.booleans()), max_size=60),
     st.integers(2, 6),

@@ -271,6 +271,7 @@ def test_ten_thousand_agents_cost_as_many_series_as_a_hundred() -> None:
     assert value(counted, "tidegate_target_attempts_total") == 10_000, "what has no series of its own is in the rest"
 
 
+@pytest.mark.slow
 def test_the_troubled_have_series_of_their_own_and_the_rest_shows_the_worst() -> None:
     counted, fleet = big_fleet(300)
     fleet.targets["edge/00000"].ejected = True  # asked longest ago of all

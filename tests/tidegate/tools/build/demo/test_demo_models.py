@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -287,9 +288,15 @@ def test_packed_variants_run_without_transformers(demo_repository: Repository, m
     assert (done.stdout, done.stderr) == ("(2, 384)\n", "")
 
 
-def test_what_is_whole_is_kept_and_what_is_not_is_built_again(demo_repository: Repository, tmp_path: Path) -> None:
+def test_what_is_whole_is_kept_and_what_is_not_is_built_again(
+    demo_repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import shutil
 
+    from tidegate.tools.build.demo import digits
+
+    # How well it is trained is asked of the models that are kept (above); here four epochs do, instead of forty.
+    monkeypatch.setattr(digits, "train", partial(_trained_briefly, digits.train))
     shutil.copytree(demo_repository.root / "digits", tmp_path / "digits")
     shutil.copy(demo_repository.root / FILE_NAME, tmp_path)
     assert build_demo("digits", tmp_path, no_progress)[1] == "kept"
@@ -297,6 +304,10 @@ def test_what_is_whole_is_kept_and_what_is_not_is_built_again(demo_repository: R
     manifest, how = build_demo("digits", tmp_path, no_progress)
     assert how == "built"
     Repository(tmp_path).verify(manifest, manifest.variants_for("edge")[0])
+
+
+def _trained_briefly(train: Callable[..., Any], *what: Any, epochs: int, **how: Any) -> Any:
+    return train(*what, epochs=min(4, epochs), **how)
 
 
 def test_the_versions_that_are_looked_for_are_those_that_are_built() -> None:

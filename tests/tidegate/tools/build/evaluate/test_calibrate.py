@@ -16,6 +16,7 @@ from tests.support.models.tiny_models import classifier
 from tidegate.models.digest import sha256_of
 from tidegate.models.manifest import Axis, Cost, Manifest, TensorSpec, Variant
 from tidegate.models.repository import Repository, save_manifest
+from tidegate.models.trusted_digests import FILE_NAME
 from tidegate.tools.build.cli import model
 from tidegate.types import Datatype
 
@@ -38,6 +39,7 @@ def values(*words: Any) -> dict[str, Any]:
 def digits(demo_repository: Repository, tmp_path: Path) -> Path:
     """A repository of one's own with the real digits."""
     shutil.copytree(demo_repository.root / "digits", tmp_path / "digits")
+    shutil.copy(demo_repository.root / FILE_NAME, tmp_path)  # the pool's variant is a program
     return tmp_path
 
 
