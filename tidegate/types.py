@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from tidegate.caller import Identity
 from tidegate.placement_pin import Pin
+from tidegate.token_sink import TokenSink
 from tidegate.trace_context import Trace
 
 Parameter = bool | int | float | str
@@ -161,6 +162,7 @@ class Call(msgspec.Struct, frozen=True):
     attested: bool = False  # only targets with verified evidence qualify
     defer: bool = False  # a ticket is accepted if a device has no good answer now; a gateway gives no tickets
     trace: Trace | None = None  # where tracing is on
+    tokens: TokenSink | None = None  # where a generation's tokens go as they come; None: all come with the reply
 
     def budget_s(self, now: float) -> float | None:
         """The time left until the deadline, possibly negative; None without a deadline."""
@@ -184,6 +186,7 @@ class Call(msgspec.Struct, frozen=True):
             self.attested,
             self.defer,
             self.trace,
+            self.tokens,
         )
 
     def traced(self, trace: Trace) -> Call:
@@ -204,6 +207,7 @@ class Call(msgspec.Struct, frozen=True):
             self.attested,
             self.defer,
             trace,
+            self.tokens,
         )
 
     def by(self, identity: Identity) -> Call:

@@ -1,0 +1,51 @@
+"""The reader of a stream gets every token once, and gives credit for what it has read."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tidegate.generate.token_stream import TokenStream
+from tidegate.token_sink import TokenBatch
+
+
+async def test_a_reader_gets_all_that_has_come_and_waits_for_the_rest() -> None:
+    stream = TokenStream()
+    stream.put(TokenBatch(0, (1, 2)))
+    stream.put(TokenBatch(2, (3,)))
+    assert [batch.ids for batch in await stream.take()] == [(1, 2), (3,)]
+    waiting = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    stream.put(TokenBatch(3, (4,)))
+    assert (await waiting)[0].ids == (4,)
+    stream.put(TokenBatch(4, (5,)))
+    stream.end()
+    assert [batch.first for batch in await stream.take()] == [4]
+    assert await stream.take() == [] == await stream.take()
+
+
+async def test_credit_is_given_for_what_was_read_and_for_nothing_else() -> None:
+    credits: list[int] = []
+    stream = TokenStream(window=8)
+    stream.on_credit(credits.append)
+    for index in range(8):
+        stream.put(TokenBatch(index, (index,)))
+    assert credits == []
+    await stream.take()
+    assert credits == [8]
+    stream.put(TokenBatch(8, (8,)))
+    await stream.take()
+    assert credits == [8]  # a quarter of a window at a time
+    stream.put(TokenBatch(9, (9,)))
+    await stream.take()
+    assert credits == [8, 2]
+
+
+async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
+    stream = TokenStream()
+    waiting = asyncio.create_task(stream.take())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    stream.put(TokenBatch(0, (1,)))
+    assert [batch.ids for batch in await stream.take()] == [(1,)]

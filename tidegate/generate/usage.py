@@ -1,0 +1,67 @@
+"""How a generation ended and what it took: the parameters of its answer, which is an OIP response like any other.
+
+Pure. A target is not trusted to say this right: what cannot be read is a BadAnswer.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+import msgspec
+
+from tidegate.outcome import BadAnswer
+from tidegate.types import InferResponse, Parameter
+
+FINISH_KEY: Final = "finish_reason"
+PROMPT_KEY: Final = "prompt_tokens"
+CACHED_KEY: Final = "cached_tokens"
+COMPLETION_KEY: Final = "completion_tokens"
+PREFILL_KEY: Final = "prefill_us"
+DECODE_KEY: Final = "decode_us"
+_MOST: Final = 2**53
+
+FinishReason = Literal["stop", "length"]  # a stop token, or max_tokens or the context
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What one generation took. Times are of the engine, without any queue or link."""
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int  # with the stop token, where one ended it
+    cached_tokens: int = 0  # of the prompt, those that came from a cache
+    prefill_s: float = 0.0  # until the first token
+    decode_s: float = 0.0  # from the first token to the last
+
+
+class Generated(msgspec.Struct, frozen=True):
+    """A whole generation."""
+
+    ids: tuple[int, ...]  # without the stop token
+    usage: Usage
+
+
+def usage_parameters(usage: Usage) -> dict[str, Parameter]:
+    """The parameters of the answer."""
+    return {
+        FINISH_KEY: usage.finish_reason,
+        PROMPT_KEY: usage.prompt_tokens,
+        CACHED_KEY: usage.cached_tokens,
+        COMPLETION_KEY: usage.completion_tokens,
+        PREFILL_KEY: round(1e6 * usage.prefill_s),
+        DECODE_KEY: round(1e6 * usage.decode_s),
+    }
+
+
+def usage_of(response: InferResponse) -> Usage:
+    """What an answer says it took. Raises BadAnswer."""
+    said = response.parameters
+    reason = said.get(FINISH_KEY)
+    if reason not in get_args(FinishReason):
+        raise BadAnswer(f"a generation that ended for {reason!r}: {' or '.join(get_args(FinishReason))} was expected")
+    counts = [said.get(key, 0) for key in (PROMPT_KEY, COMPLETION_KEY, CACHED_KEY, PREFILL_KEY, DECODE_KEY)]
+    whole = [one for one in counts if isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= _MOST]
+    if len(whole) != len(counts):
+        raise BadAnswer("a generation whose counts of tokens and microseconds cannot be read")
+    prompt, completion, cached, prefill_us, decode_us = whole
+    return Usage(reason, prompt, completion, cached, prefill_us / 1e6, decode_us / 1e6)  # type: ignore[arg-type]
