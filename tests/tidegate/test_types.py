@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import fields, replace
 
 from tidegate.caller import Grant, Identity
+from tidegate.generate.token_stream import TokenStream
 from tidegate.trace_context import Trace
 from tidegate.types import Call, Datatype, InferRequest, RequestedOutput, Tensor
 
@@ -26,7 +27,8 @@ def test_a_call_that_is_due_differs_in_its_deadline_only() -> None:
     words = {"a": "b"}
     trace = Trace(1, 2, sampled=True)
     who = ("edge", 0.9, "acme", SOMEBODY)
-    call = Call(REQUEST, "oip-grpc", 5.0, None, 2, "fp32", words, lambda accepted: None, *who, True, True, trace)
+    sink = TokenStream()
+    call = Call(REQUEST, "oip-grpc", 5.0, None, 2, "fp32", words, lambda accepted: None, *who, True, True, trace, sink)
     assert call.due(9.0) == replace(call, deadline=9.0)
     defaults = Call(InferRequest("", ()), "", 0.0)
     changed = [one.name for one in fields(call) if getattr(call, one.name) == getattr(defaults, one.name)]

@@ -98,10 +98,10 @@ def generate_request(request: InferRequest, *, default_max_tokens: int) -> Gener
             _whole(said, TOP_K_KEY, 0, least=0, most=_MAX_TOKEN),
             _whole(said, SEED_KEY, 0, least=-_MAX_SEED - 1, most=_MAX_SEED) if SEED_KEY in said else None,
         ),
-        _stop_tokens(said),
-        _flag(said, IGNORE_STOP_KEY),
-        _whole(said, LOGPROBS_KEY, 0, least=0, most=MAX_LOGPROBS) if LOGPROBS_KEY in said else None,
-        _schema(said),
+        stop_tokens=_stop_tokens(said),
+        ignore_stop=_flag(said, IGNORE_STOP_KEY),
+        logprobs=_whole(said, LOGPROBS_KEY, 0, least=0, most=MAX_LOGPROBS) if LOGPROBS_KEY in said else None,
+        schema=_schema(said),
     )
 
 

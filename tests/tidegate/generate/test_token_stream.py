@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from tidegate import clock
 from tidegate.generate.token_stream import TokenStream
 from tidegate.token_sink import TokenBatch
 
@@ -14,7 +15,7 @@ async def test_a_reader_gets_all_that_has_come_and_waits_for_the_rest() -> None:
     stream.put(TokenBatch(2, (3,)))
     assert [batch.ids for batch in await stream.take()] == [(1, 2), (3,)]
     waiting = asyncio.create_task(stream.take())
-    await asyncio.sleep(0)
+    await clock.sleep(0)
     assert not waiting.done()
     stream.put(TokenBatch(3, (4,)))
     assert (await waiting)[0].ids == (4,)
@@ -44,7 +45,7 @@ async def test_credit_is_given_for_what_was_read_and_for_nothing_else() -> None:
 async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
     stream = TokenStream()
     waiting = asyncio.create_task(stream.take())
-    await asyncio.sleep(0)
+    await clock.sleep(0)
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     stream.put(TokenBatch(0, (1,)))

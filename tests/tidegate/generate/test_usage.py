@@ -19,8 +19,15 @@ def test_what_it_took_arrives() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("finish_reason", "tired"), ("finish_reason", 1), ("prompt_tokens", -1), ("completion_tokens", "12")]
-    + [("decode_us", 1.5), ("cached_tokens", True), ("prefill_us", 2**60)],
+    [
+        ("finish_reason", "tired"),
+        ("finish_reason", 1),
+        ("prompt_tokens", -1),
+        ("completion_tokens", "12"),
+        ("decode_us", 1.5),
+        ("cached_tokens", True),
+        ("prefill_us", 2**60),
+    ],
 )
 def test_nonsense_is_a_bad_answer(key: str, value: Any) -> None:
     parameters = {**usage_parameters(USAGE), key: value}
