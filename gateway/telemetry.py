@@ -93,7 +93,8 @@ class Telemetry:
         self._loop_lag = LoopLag()
         self.metrics.add(self._loop_lag.families)
         self.layers: list[Layer] = []  # outside of the observers
-        self.observers: list[Observer] = [self.metrics, RefusalLog(self.recorder, dispatcher.ask_builder.ask)]
+        refusals = RefusalLog(self.recorder, dispatcher.ask_builder.ask)
+        self.observers: list[Observer] = [self.metrics, self.metrics.generation, refusals]
         if console is not None:
             self.observers.append(console)
         if config.access_log != "none":

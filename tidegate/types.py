@@ -259,3 +259,4 @@ class Reply(msgspec.Struct, frozen=True):
     batch_wait_s: float = 0.0  # of the stage `queue`: beside a free worker, for batch-mates
     link_out_s: float = 0.0  # of the stage `link`: the way there
     traceparent: str = ""  # the trace under which its caller may find it
+    first_token_s: float | None = None  # of an answer that came in parts: from the request's arrival to the first

@@ -20,6 +20,7 @@ from tidegate.tracing.span import Span, SpanEvent, Value
 from tidegate.types import Route
 
 _FIRST_STAGE: Final = 64
+_EVENTS: Final = {"accepted": "accepted", "begun": "first token"}  # of an attempt, by what they are called in records
 
 
 def spans_of(trace: Trace, record: RequestRecord) -> list[Span]:
@@ -66,7 +67,8 @@ class _SpanBuilder:
             "tidegate.end": bar.end or "left",
             "tidegate.predicted_s": bar.predicted_s,
         }
-        acked = [note.at for note in record.notes if note.what == "accepted" and note.attempt == bar.attempt]
+        own = [note for note in record.notes if note.attempt == bar.attempt]
+        events = [SpanEvent(_EVENTS[note.what], note.at) for note in own if note.what in _EVENTS]
         span = Span(
             name=f"attempt {bar.target}",
             trace_id=self._trace.trace_id,
@@ -77,7 +79,7 @@ class _SpanBuilder:
             attributes=attributes,
             kind="client",
             error=bar.words if bar.end == "failed" else "",
-            events=tuple(SpanEvent("accepted", at) for at in acked),
+            events=tuple(events),
             state=self._trace.state,
         )
         return [span, *(self.stage(stage, own_id) for stage in bar.stages)]

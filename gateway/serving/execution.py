@@ -52,7 +52,13 @@ from tidegate.types import Accepted, Call, InferRequest, Reply
 
 log = structlog.get_logger(__name__)
 
-_ALWAYS_NOTED: Final = ("launched", "answered", "failed", "cancelled")  # two of each attempt, and those are few
+_ALWAYS_NOTED: Final = (
+    "launched",
+    "begun",
+    "answered",
+    "failed",
+    "cancelled",
+)  # two of each attempt, and those are few
 
 
 class RequestExecution:
@@ -342,7 +348,15 @@ class RequestExecution:
             request_id=request_id,
             batch_wait_s=min(reply.batch_wait_s, reply.stages.get("queue", 0.0)),
             link_out_s=self._link_out_s(end, link_s),
+            first_token_s=None if self._call.tokens is None else self._first_token_s(end),
         )
+
+    def _first_token_s(self, end: Answer) -> float | None:
+        """From the request's arrival to the answer's first token; None for an answer that came in one piece."""
+        for note in self._notes:
+            if note.what == "begun" and note.attempt == end.attempt:
+                return note.at - self._call.arrived_at
+        return None
 
     def _link_out_s(self, end: Answer, link_s: float) -> float:
         """Half of the accept-ack's round trip, or of the link's share without one, as in the waterfall."""

@@ -3,6 +3,7 @@
     requests     how they ended, stage times, deadlines      counted as they end        requests.py
     attempts     predictions, hedges, fallbacks, targets     from their records         attempts.py
     generative   OpenAI's routes in OpenTelemetry's words    counted as they end        generative.py
+    generation   tokens, first tokens                     counted as they end        generation.py
     targets      breakers, links, queues, ages               read from the fleet view   targets.py
     admission    admission, tenants, quarantine              read where they are kept   admission.py
 
@@ -21,6 +22,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.history.recorder import RequestRecord
 from gateway.observe.metrics.admission import admission_families
 from gateway.observe.metrics.attempts import AttemptCounts
+from gateway.observe.metrics.generation import GenerationCounts
 from gateway.observe.metrics.generative import GenerativeCounts
 from gateway.observe.metrics.requests import RequestCounts
 from gateway.observe.metrics.targets import TimelineOf, target_families
@@ -60,6 +62,7 @@ class GatewayMetrics:
         self.requests = RequestCounts(version_of)
         self.attempts = AttemptCounts(most_targets, suppressed_hedges)
         self.generative = GenerativeCounts()
+        self.generation = GenerationCounts()
         self._fleet = fleet
         self._admission = admission
         self._quarantine = quarantine or Quarantine()
@@ -99,6 +102,7 @@ class GatewayMetrics:
         yield from target_families(self._fleet, self._timeline_of, self._most_targets, clock.now())
         yield from admission_families(self._admission, self._quarantine)
         yield from self.generative.families()
+        yield from self.generation.families()
         for source in self._sources:
             yield from source()
 

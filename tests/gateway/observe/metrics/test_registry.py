@@ -22,6 +22,8 @@ from gateway.observe.conditions import condition_family
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.scaling import scaling_families
 from gateway.operate.trial_report import trial_families
+from tests.gateway.observe.metrics.test_generation import CALL as GENERATION
+from tests.gateway.observe.metrics.test_generation import REPLY as GENERATED
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, fleet_of, offer, spec, variant
 from tests.support.gateway.flowns import answered, given, request_record, went
@@ -109,6 +111,7 @@ def test_every_metric_of_a_gateway_stands_in_the_documentation_with_its_labels()
     counted.ended(call(), Overloaded("full"), NOW + 0.07)
     counted.landed(request_record())
     counted.generative.embedded("minilm", 12, 0.01)
+    counted.generation.answered(GENERATION, GENERATED, NOW + 0.25)
     counted.landed(request_record(reasons=("cheapest", "fallback"), notes=[*RETRIED]))
     silent = check(
         counted.collect(), "Gateway", "OpenAI's routes, in OpenTelemetry's words", "Triton's names, at all three"
