@@ -1,7 +1,7 @@
 """Generations in OpenTelemetry's words: tokens in and out, the time to the first token and of each further one.
 
-Whatever protocol a generation came by: these are counted from answers, as `tidegate_requests` is. An answer that came in
-one piece has no first token, and its time is in `tidegate_request_seconds` like that of any other.
+Whatever protocol a generation came by: these are counted from answers, as `tidegate_requests` is. An answer that came
+in one piece has no first token, and its time is in `tidegate_request_seconds` like that of any other.
 
 Source: OpenTelemetry semantic conventions for generative AI metrics, v1.41 (in development), with their bounds.
 """
