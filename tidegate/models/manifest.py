@@ -11,8 +11,7 @@ and its `max_batch` the rows, because those are what a small device runs out of.
 A classifier may say how sure it has to be (`confidence`): a less sure answer of a variant that another one outdoes is
 taken to that one while there is time. Which one is better is read from the measured qualities.
 
-A generating model has a `generative` section, and each of its variants a `generation` one (`generative.py`). An
-artefact of several files is one uncompressed tar archive, so that it has one digest and travels as one.
+A generating model has a `generative` section, and each of its variants a `generation` one (`generative.py`).
 """
 
 from __future__ import annotations
@@ -78,6 +77,14 @@ class Packed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     mask: str = ""  # the input whose zeros at the end of a row are padding, which is left out; "": all is real
 
 
+class ArtefactFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that an artefact needs beside itself: weights that it refers to, or its runtime's configuration."""
+
+    name: str  # inside the version's folder
+    sha256: str
+    size_bytes: int
+
+
 class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One artefact of the model: a precision, an engine to run it, and where it may run."""
 
@@ -88,6 +95,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     where: tuple[Where, ...]
     sha256: str
     size_bytes: int
+    files: tuple[ArtefactFile, ...] = ()
     quality: Quality | None = None
     max_batch: int | None = None
     max_tokens: int | None = None

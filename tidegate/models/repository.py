@@ -81,13 +81,21 @@ class Repository:
         return None if manifest.text is None else self.folder(manifest) / manifest.text.tokenizer
 
     def verify(self, manifest: Manifest, variant: Variant) -> None:
-        """Raise RepositoryError unless the artefact is there with the manifest's size and digest. Reads all of it."""
+        """Raise RepositoryError unless the artefact and the files beside it are there with the manifest's sizes and
+        digests. Reads all of them."""
         verify_artefact(self.artefact(manifest, variant), variant)
+        for one in variant.files:
+            _verify_file(self.folder(manifest) / one.name, variant.name, one.size_bytes, one.sha256)
 
     def verify_tokenizer(self, manifest: Manifest) -> None:
-        """Raise RepositoryError unless a text model has its tokenizer, with the digest that the manifest names."""
+        """Raise RepositoryError unless a model that takes text has what reads it, with the digests of the manifest."""
+        folder, generative = self.folder(manifest), manifest.generative
         if manifest.text is not None:
-            verify_tokenizer(self.folder(manifest) / manifest.text.tokenizer, manifest.text)
+            verify_tokenizer(folder / manifest.text.tokenizer, manifest.text)
+        if generative is not None:
+            read_text_file(folder / generative.tokenizer, "the tokenizer", generative.tokenizer_sha256)
+            if generative.chat_template is not None:
+                read_text_file(folder / generative.chat_template, "the template", generative.chat_template_sha256)
 
     def _not_found(self, name: str, version: str) -> str:
         versions = [one.version for one in self.manifests() if one.name == name]
@@ -150,18 +158,20 @@ def save_manifest(folder: Path, manifest: Manifest) -> Path:
 
 def verify_artefact(path: Path, variant: Variant) -> None:
     """Raise RepositoryError unless `path` has the size and the digest that `variant` names."""
+    _verify_file(path, variant.name, variant.size_bytes, variant.sha256)
+
+
+def _verify_file(path: Path, variant: str, size_bytes: int, sha256: str) -> None:
     try:
-        size_bytes = path.stat().st_size
+        found_bytes = path.stat().st_size
         # The size first: it costs nothing and finds every cut-off copy.
-        if size_bytes != variant.size_bytes:
-            raise RepositoryError(
-                f"{path}: has {size_bytes} bytes, but variant {variant.name!r} names {variant.size_bytes}"
-            )
+        if found_bytes != size_bytes:
+            raise RepositoryError(f"{path}: has {found_bytes} bytes, but variant {variant!r} names {size_bytes}")
         digest = sha256_of(path)
     except OSError as error:
-        raise RepositoryError(f"{path}: the artefact of variant {variant.name!r}: {error.strerror}") from error
-    if digest != variant.sha256:
-        raise RepositoryError(f"{path}: has sha256 {digest}, but variant {variant.name!r} names {variant.sha256}")
+        raise RepositoryError(f"{path}: the artefact of variant {variant!r}: {error.strerror}") from error
+    if digest != sha256:
+        raise RepositoryError(f"{path}: has sha256 {digest}, but variant {variant!r} names {sha256}")
 
 
 def verify_tokenizer(path: Path, text: Text) -> None:
@@ -170,21 +180,30 @@ def verify_tokenizer(path: Path, text: Text) -> None:
 
 
 def read_tokenizer(path: Path, text: Text) -> bytes:
-    """The tokenizer's bytes, read once, so that what was checked is what is used.
+    """The tokenizer's bytes, as `read_text_file` reads them. Raises RepositoryError."""
+    return read_text_file(path, "the tokenizer", text.sha256)
+
+
+def read_text_file(path: Path, what: str, sha256: str | None) -> bytes:
+    """A tokenizer's or a template's bytes, read once, so that what was checked is what is used.
+
+    Args:
+        what: names it in errors.
+        sha256: None: any will do.
 
     Raises:
-        RepositoryError: it is not there, is too large, or has another digest than `text` names.
+        RepositoryError: it is not there, is too large, or has another digest.
     """
     try:
         with path.open("rb") as file:
             content = file.read(MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
-        raise RepositoryError(f"{path}: the tokenizer: {error.strerror}") from error
+        raise RepositoryError(f"{path}: {what}: {error.strerror}") from error
     if len(content) > MAX_TOKENIZER_BYTES:
-        raise RepositoryError(f"{path}: the tokenizer has more than {MAX_TOKENIZER_BYTES} bytes")
+        raise RepositoryError(f"{path}: {what} has more than {MAX_TOKENIZER_BYTES} bytes")
     digest = hashlib.sha256(content).hexdigest()
-    if text.sha256 is not None and digest != text.sha256:
-        raise RepositoryError(f"{path}: has sha256 {digest}, but the manifest names {text.sha256} for its tokenizer")
+    if sha256 is not None and digest != sha256:
+        raise RepositoryError(f"{path}: has sha256 {digest}, but the manifest names {sha256} for {what}")
     return content
 
 

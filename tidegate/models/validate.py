@@ -128,8 +128,9 @@ def _variants(manifest: Manifest) -> Iterator[str]:
             yield f"variants[{index}] ({variant.name}).{problem}"
     digests: dict[str, str] = {}
     for variant in manifest.variants:
-        if digests.setdefault(variant.artefact, variant.sha256) != variant.sha256:
-            yield f"variants.sha256: the artefact {variant.artefact!r} has two different digests"
+        for name, digest in [(variant.artefact, variant.sha256), *((one.name, one.sha256) for one in variant.files)]:
+            if digests.setdefault(name, digest) != digest:
+                yield f"variants.sha256: the artefact {name!r} has two different digests"
 
 
 def _variant(variant: Variant) -> Iterator[str]:
@@ -141,12 +142,25 @@ def _variant(variant: Variant) -> Iterator[str]:
         yield f"sha256: {variant.sha256!r} must be 64 lower-case hexadecimal digits"
     if variant.size_bytes < 0:
         yield f"size_bytes: {variant.size_bytes} must not be negative"
+    yield from _files(variant)
     if len(set(variant.where)) != len(variant.where):
         yield f"where: {list(variant.where)} names a place twice"
     for key, limit in (("max_batch", variant.max_batch), ("max_tokens", variant.max_tokens)):
         if limit is not None and limit < 1:
             yield f"{key}: {limit} must be at least 1; leave the key out for no limit"
     yield from _quality(variant)
+
+
+def _files(variant: Variant) -> Iterator[str]:
+    yield from _duplicates("files.name", (variant.artefact, *(one.name for one in variant.files)))
+    for index, one in enumerate(variant.files):
+        key = f"files[{index}]"
+        if problem := file_name_problem(one.name):
+            yield f"{key}.name: {problem}"
+        if not _SHA256.fullmatch(one.sha256):
+            yield f"{key}.sha256: {one.sha256!r} must be 64 lower-case hexadecimal digits"
+        if one.size_bytes < 0:
+            yield f"{key}.size_bytes: {one.size_bytes} must not be negative"
 
 
 def _packed(variant: Variant, manifest: Manifest) -> Iterator[str]:

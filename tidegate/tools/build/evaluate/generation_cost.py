@@ -1,0 +1,84 @@
+"""Measures what a generating engine's tokens cost here: each of a prompt, and a step of one sequence and of several.
+
+The engine is driven as its worker drives it, one step after another, with ids of chance: a transformer's time does not
+depend on which tokens they are. Medians, because a machine that builds a model does other things too.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Final
+
+from tidegate import clock
+from tidegate.generate.engine import GenerativeEngine
+from tidegate.generate.request import GenerateRequest
+from tidegate.models.generative import GenerationCost
+from tidegate.tools.build.errors import BuildError
+
+_PROMPT: Final = 128
+_STEPS: Final = 12
+_LONGEST_S: Final = 120.0  # for one engine to be measured
+
+
+def measure_generation(engine: GenerativeEngine, *, vocabulary_size: int, cache_bytes: int) -> GenerationCost:
+    """The costs of one and of all of the engine's sequences. Raises BuildError: it gives no tokens."""
+    alone = _Run(engine, vocabulary_size)
+    prefill_s = alone.begin([1])
+    steps = [(1, 1e3 * alone.step_s())]
+    alone.end()
+    if engine.slots > 1:
+        together = _Run(engine, vocabulary_size)
+        together.begin(list(range(2, 2 + engine.slots)))
+        steps.append((engine.slots, 1e3 * together.step_s()))
+        together.end()
+    return GenerationCost(
+        prefill_ms=1e3 * max(0.0, prefill_s - steps[0][1] / 1e3) / _PROMPT,
+        step_ms=tuple(steps),
+        cache_bytes=cache_bytes,
+        slots=engine.slots,
+    )
+
+
+class _Run:
+    """Some sequences in an engine."""
+
+    def __init__(self, engine: GenerativeEngine, vocabulary_size: int) -> None:
+        self._engine = engine
+        self._vocabulary_size = vocabulary_size
+        self._ids: list[int] = []
+        self._counts: dict[int, int] = {}
+
+    def begin(self, ids: list[int]) -> float:
+        """Begin all, and run until each has its first token; the seconds that it took."""
+        began_at = clock.now()
+        self._ids, self._counts = ids, dict.fromkeys(ids, 0)
+        for id in ids:
+            prompt = tuple((7919 * (id + 1) * (index + 1)) % self._vocabulary_size for index in range(_PROMPT))
+            self._engine.begin(id, GenerateRequest(prompt, 1024, ignore_stop=True))
+        while min(self._counts.values()) == 0:
+            self._step(began_at)
+        return clock.now() - began_at
+
+    def step_s(self) -> float:
+        """The median seconds in which each sequence gets one more token."""
+        took = []
+        for _ in range(_STEPS):
+            began_at, wanted = clock.now(), {id: count + 1 for id, count in self._counts.items()}
+            while any(self._counts[id] < wanted[id] for id in self._ids):
+                self._step(began_at)
+            took.append(clock.now() - began_at)
+        return median(took)
+
+    def end(self) -> None:
+        for id in self._ids:
+            self._engine.cancel(id)
+
+    def _step(self, began_at: float) -> None:
+        # The one that has least comes first: an engine whose batch is smaller takes them in turns.
+        for progress in self._engine.step(sorted(self._ids, key=self._counts.__getitem__)):
+            if progress.error or progress.finished is not None:
+                raise BuildError(f"the engine ended a sequence that it should go on with: {progress}")
+            if progress.batch is not None and progress.id in self._counts:
+                self._counts[progress.id] += len(progress.batch.ids)
+        if clock.now() - began_at > _LONGEST_S:
+            raise BuildError(f"the engine gave no token within {_LONGEST_S:g} s")

@@ -1,0 +1,118 @@
+"""The manifest of a generating model, read from a folder as Hugging Face's tools write it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.generate.vocabulary import vocabulary_digest
+from tidegate.models.digest import sha256_of
+from tidegate.models.generative import GenerationCost, Generative
+from tidegate.models.manifest import ArtefactFile, Axis, Cost, EngineName, Manifest, TensorSpec, Variant, Where
+from tidegate.tools.build.convert.gguf import CHAT_TEMPLATE, CONFIG, TOKENIZER
+from tidegate.tools.build.errors import BuildError
+from tidegate.types import Datatype
+
+DEFAULT_BUDGET_S: Final = 60.0  # an answer of some hundred tokens, on a small device
+_DEFAULT_MAX_TOKENS: Final = 256
+_CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "n_ctx")
+
+
+def generating_manifest(
+    name: str, version: str, folder: Path, variants: Sequence[Variant], *, summary: str = ""
+) -> Manifest:
+    """The manifest of the model whose files are in `folder`. Raises BuildError."""
+    generative = read_generative(folder)
+    return Manifest(
+        name=name,
+        version=version,
+        summary=summary,
+        inputs=(
+            TensorSpec("input_ids", Datatype.INT32, ("prompt",), optional=True),
+            TensorSpec("text_input", Datatype.BYTES, (1,), optional=True),
+        ),
+        outputs=(
+            TensorSpec("output_ids", Datatype.INT32, ("answer",)),
+            TensorSpec("text_output", Datatype.BYTES, (1,)),
+        ),
+        axes={"prompt": Axis(1, generative.context), "answer": Axis(0, generative.context)},
+        variants=tuple(variants),
+        cost=Cost("tokens", "input_ids"),
+        default_budget_s=DEFAULT_BUDGET_S,
+        generative=generative,
+    )
+
+
+def generating_variant(
+    name: str,
+    engine: EngineName,
+    precision: str,
+    where: tuple[Where, ...],
+    files: Sequence[Path],
+    cost: GenerationCost,
+) -> Variant:
+    """One variant: its artefact is the first of `files`, and the others lie beside it."""
+    artefact, *others = files
+    return Variant(
+        name=name,
+        artefact=artefact.name,
+        engine=engine,
+        precision=precision,
+        where=where,
+        sha256=sha256_of(artefact),
+        size_bytes=artefact.stat().st_size,
+        files=tuple(ArtefactFile(one.name, sha256_of(one), one.stat().st_size) for one in others),
+        generation=cost,
+    )
+
+
+def read_generative(folder: Path) -> Generative:
+    """What the folder's tokenizer, template and configuration say. Raises BuildError."""
+    from tokenizers import Tokenizer
+
+    path = folder / TOKENIZER
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise BuildError(f"{path}: is no tokenizer that can be read: {error}") from error
+    config = _json(folder / CONFIG)
+    template = folder / CHAT_TEMPLATE
+    has_template = template.is_file()
+    size = config.get("vocab_size")
+    if not isinstance(size, int) or size < tokenizer.get_vocab_size():
+        raise BuildError(f"{folder / CONFIG}: vocab_size is {size!r}, and the tokenizer has more")
+    context = next((config[key] for key in _CONTEXT_KEYS if isinstance(config.get(key), int)), None)
+    if context is None:
+        raise BuildError(f"{folder / CONFIG}: does not say how long a context is ({', '.join(_CONTEXT_KEYS)})")
+    return Generative(
+        context=context,
+        vocabulary=vocabulary_digest(tokenizer),
+        vocabulary_size=size,
+        tokenizer=TOKENIZER,
+        tokenizer_sha256=sha256_of(path),
+        stop_tokens=_stop_tokens(folder, config),
+        chat_template=CHAT_TEMPLATE if has_template else None,
+        chat_template_sha256=sha256_of(template) if has_template else None,
+        default_max_tokens=min(_DEFAULT_MAX_TOKENS, context),
+    )
+
+
+def _stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    """Those of the generation's configuration where there is one, else the model's."""
+    path = folder / "generation_config.json"
+    said = _json(path).get("eos_token_id") if path.is_file() else None
+    said = config.get("eos_token_id") if said is None else said
+    ids = said if isinstance(said, list) else [said]
+    return tuple(sorted({id for id in ids if isinstance(id, int)}))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BuildError(f"{path}: cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise BuildError(f"{path}: must be a JSON object")
+    return content
