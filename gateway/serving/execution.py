@@ -41,6 +41,7 @@ from gateway.core.placement.placement import Placement
 from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.hedging import EARLY_S
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
+from gateway.serving.attempt_tokens import AttemptTokens
 from gateway.serving.confidence_policy import ConfidencePolicy
 from gateway.serving.context import DispatchContext
 from gateway.serving.work_estimate import tensor_bytes
@@ -192,6 +193,15 @@ class RequestExecution:
             self._note(RequestEvent(now, "accepted", number, seconds=accepted.finish_in_s))
         self._perform(self._machine.accepted(number, accepted, now), now)
 
+    def _begun(self, number: int) -> bool:
+        """The first token of an attempt is here; whether this is the attempt that answers."""
+        if number not in self._attempts or self._end is not None:
+            return False
+        now = clock.now()
+        self._note(RequestEvent(now, "begun", number))
+        self._perform(self._machine.begun(number, now), now)
+        return number in self._attempts  # it is not if another one had begun
+
     def _answered(self, number: int, reply: Reply) -> None:
         attempt = self._over(number)
         if attempt is None:
@@ -283,6 +293,7 @@ class RequestExecution:
             traceparent=traceparent,
             tracestate=tracestate,
             on_accepted=partial(self._accepted, launch.attempt),
+            tokens=None if call.tokens is None else AttemptTokens(call.tokens, partial(self._begun, launch.attempt)),
         )
 
     def _check_evidence(self, launch: Launch, deadline: float) -> None:

@@ -22,6 +22,7 @@ from tidegate.link.client import MAX_MESSAGE_BYTES, LinkClient
 from tidegate.link.frames import Greeting
 from tidegate.link.session import KeepaliveTiming, MessageStream
 from tidegate.outcome import Disconnected
+from tidegate.token_sink import TokenSink
 from tidegate.types import Accepted, InferRequest, LoadReport, Reply
 
 UNBOUND = Attestation("it dialled out: evidence is bound to both certificates, and a dialler is not told which it saw")
@@ -101,6 +102,7 @@ class AcceptedLink:
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
+        tokens: TokenSink | None = None,
     ) -> Reply:
         """As `Target.infer`."""
         if not self.open:
@@ -114,6 +116,7 @@ class AcceptedLink:
             traceparent=traceparent,
             on_accepted=on_accepted,
             tracestate=tracestate,
+            tokens=tokens,
         )
 
     def up(self) -> LinkUp:

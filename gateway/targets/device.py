@@ -25,6 +25,7 @@ from gateway.targets.accepted_link import AcceptedLink
 from gateway.targets.link import LinkTarget
 from gateway.targets.unary import UnaryTarget
 from tidegate.outcome import Disconnected
+from tidegate.token_sink import TokenSink
 from tidegate.types import Accepted, InferRequest, Reply
 
 MakeDirect = Callable[[Callable[[LinkEvent], None]], LinkTarget | UnaryTarget]
@@ -93,6 +94,7 @@ class DeviceTarget:
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
+        tokens: TokenSink | None = None,
     ) -> Reply:
         path = self._direct if self._direct_up or self._accepted is None else self._accepted
         if path is None:
@@ -105,6 +107,7 @@ class DeviceTarget:
             traceparent=traceparent,
             on_accepted=on_accepted,
             tracestate=tracestate,
+            tokens=tokens,
         )
 
     # the path that the device dialled

@@ -36,6 +36,7 @@ from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.security.certificate_expiry import earliest_expiry_utc_s, until_expiry
 from tidegate.security.tls import Dialler, PlainDialler, explain_dial_error
+from tidegate.token_sink import TokenSink
 from tidegate.types import Accepted, InferRequest, LoadReport, Reply
 
 log = structlog.get_logger(__name__)
@@ -129,6 +130,7 @@ class LinkTarget:
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
+        tokens: TokenSink | None = None,
     ) -> Reply:
         client = self._client
         if client is None or not client.open:
@@ -142,6 +144,7 @@ class LinkTarget:
             traceparent=traceparent,
             on_accepted=on_accepted,
             tracestate=tracestate,
+            tokens=tokens,
         )
 
     # Listener

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from gateway.targets.oip_messages import request_bytes, response_from_bytes
 from tidegate import clock
 from tidegate.link.client import LinkClient, Question
+from tidegate.token_sink import TokenSink
 from tidegate.types import Accepted, InferRequest, Reply
 
 
@@ -20,6 +21,7 @@ async def infer_over_link(
     traceparent: str,
     on_accepted: Callable[[Accepted], None],
     tracestate: str = "",
+    tokens: TokenSink | None = None,
 ) -> Reply:
     """The answer with its stage times. Raises what `LinkClient.ask` does, and BadAnswer."""
     deadline = clock.now() + budget_s
@@ -32,6 +34,7 @@ async def infer_over_link(
             traceparent=traceparent,
             on_accepted=on_accepted,
             tracestate=tracestate,
+            tokens=tokens,
         )
     )
     return Reply(

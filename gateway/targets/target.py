@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from tidegate.token_sink import TokenSink
 from tidegate.types import Accepted, InferRequest, Reply
 
 
@@ -33,8 +34,12 @@ class Target(Protocol):
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
+        tokens: TokenSink | None = None,
     ) -> Reply:
         """The answer with its stage times (`queue`, `compute`, seconds) and the target's load where it reports one.
+
+        Args:
+            tokens: where a generation's tokens go as they come; a transport without streams gives them with the answer.
 
         Raises:
             ServeError: any refusal of the target under its own class; Unreachable when the link or the process is gone;

@@ -158,6 +158,8 @@ def _load(
             from tidegate.engines.torch_packed import TorchPackedEngine
 
         return TorchPackedEngine(artefact, outputs=outputs, threads=threads, device=device)
+    if engine == "onnxruntime-genai" or engine == "transformers":
+        raise EngineError(f"{artefact}: the engine {engine} generates token by token; it has no single answer")
     with _runtime("PyTorch", "cloud"):
         from tidegate.engines.torch import TorchEngine
 

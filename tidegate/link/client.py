@@ -24,9 +24,19 @@ from tidegate.link import frames
 from tidegate.link.chunks import ChunkAssembly
 from tidegate.link.frames import AnswerFrame, Greeting, ProtocolViolation
 from tidegate.link.outbox import Outbox, Parcel
+from tidegate.link.received_tokens import ReceivedTokens
 from tidegate.link.session import KeepaliveTiming, LinkLost, LinkSession, MessageStream
-from tidegate.outcome import CapacityError, DeadlineExceeded, Disconnected, NotSupported, TooLarge, Unreachable
+from tidegate.outcome import (
+    BadAnswer,
+    CapacityError,
+    DeadlineExceeded,
+    Disconnected,
+    NotSupported,
+    TooLarge,
+    Unreachable,
+)
 from tidegate.rpc import link_pb2
+from tidegate.token_sink import TokenSink
 from tidegate.types import Accepted, LoadReport
 
 ROOM_BYTES: Final = 2**20  # what a message may be larger than a body that is just allowed: names, shapes, parameters
@@ -61,6 +71,7 @@ class Question(NamedTuple):
     traceparent: str
     on_accepted: Callable[[Accepted], None]
     tracestate: str = ""
+    tokens: TokenSink | None = None  # where a generation's tokens go as they come
 
 
 class _Pending(msgspec.Struct, eq=False):
@@ -68,6 +79,7 @@ class _Pending(msgspec.Struct, eq=False):
     answer: asyncio.Future[AnswerFrame]
     deadline: float
     on_accepted: Callable[[Accepted], None]
+    tokens: ReceivedTokens | None = None
 
 
 class LinkClient:
@@ -94,6 +106,7 @@ class LinkClient:
         self._partials: ChunkAssembly[link_pb2.Answer] = ChunkAssembly(
             max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
         )
+        self._protocol = frames.PROTOCOL  # the newest that both sides speak
         self._challenged = False  # whether a challenge was ever sent on this stream
         self._evidence: asyncio.Future[bytes] | None = None  # to the newest challenge
         self._closed = "the other side has not said hello yet"
@@ -160,6 +173,8 @@ class LinkClient:
             raise DeadlineExceeded("no time was left to ask")
         if len(question.message) > self._max_message_bytes:
             raise TooLarge(f"a request of {len(question.message)} bytes; at most {self._max_message_bytes}")
+        if question.tokens is not None and self._protocol < frames.TOKENS_SINCE:
+            raise NotSupported(f"the target speaks link protocol {self._protocol}, which has no streams of tokens")
 
     async def _wait_for_room(self, deadline: float) -> None:
         try:
@@ -176,6 +191,7 @@ class LinkClient:
         self._last_id = id = self._last_id + 1
         message = question.message
         chunked = len(message) > self.session.chunk_bytes
+        tokens = question.tokens
 
         def encode(now: float) -> bytes:
             return frames.request(
@@ -187,14 +203,21 @@ class LinkClient:
                 traceparent=question.traceparent,
                 tracestate=question.tracestate,
                 chunked_bytes=len(message) if chunked else 0,
+                window=0 if tokens is None else tokens.window,
             )
 
         size_bytes = _REQUEST_FRAME_BYTES + (0 if chunked else len(message))
         parcel = Parcel(encode, size_bytes, id, message if chunked else b"")
         pending = _Pending(parcel, self._loop.create_future(), question.deadline, question.on_accepted)
         self._pending[id] = pending
+        if tokens is not None:
+            pending.tokens = ReceivedTokens(tokens, lambda count: self._credit(id, count))
         self.session.post(parcel)
         return id, pending
+
+    def _credit(self, id: int, count: int) -> None:
+        if id in self._pending:
+            self.session.send(frames.credit(id, count))
 
     def _expire_at(self, instant: float) -> None:
         """Set the one timer that expires questions: most of them are answered long before their deadline."""
@@ -241,6 +264,8 @@ class LinkClient:
     def handlers(self) -> Mapping[str, Callable[[Any], None]]:
         return {
             "accepted": self._take_accepted,
+            "started": self._take_started,
+            "tokens": self._take_tokens,
             "answer": self._take_answer,
             "chunk": self._take_chunk,
             "refused": self._take_refused,
@@ -251,6 +276,7 @@ class LinkClient:
 
     def greeted(self, greeting: Greeting) -> None:
         self._closed = ""
+        self._protocol = min(greeting.protocol, self._greeting.protocol)
         self._listener.greeted(greeting)
 
     def measured(self, rtt_s: float) -> None:
@@ -280,6 +306,22 @@ class LinkClient:
         pending = self._find(frame.id)
         if pending is not None and not pending.answer.done():
             pending.on_accepted(frames.accepted_of(frame))
+
+    def _take_started(self, frame: link_pb2.Started) -> None:
+        pending = self._find(frame.id)
+        if pending is not None and pending.tokens is not None and not pending.answer.done():
+            pending.tokens.started(frame.prompt_tokens, frame.cached_tokens)
+
+    def _take_tokens(self, frame: link_pb2.Tokens) -> None:
+        pending = self._find(frame.id)
+        if pending is None or pending.answer.done():
+            return
+        if pending.tokens is None:
+            raise ProtocolViolation(f"tokens of request {frame.id}, which wants them with its answer")
+        try:
+            pending.tokens.put(frames.token_batch_of(frame))
+        except BadAnswer as exc:
+            self._give_up(frame.id, exc)
 
     def _take_answer(self, frame: link_pb2.Answer) -> None:
         pending = self._find(frame.id)

@@ -22,9 +22,12 @@ from tidegate.fleet.offers import ModelOffer, decode_offers, encode_offers
 from tidegate.oip.grpc.message_bounds import check_envelope
 from tidegate.outcome import ServeError, error_from_code
 from tidegate.rpc import link_pb2
+from tidegate.token_sink import TokenBatch, TopLogprob
 from tidegate.types import Accepted, LoadReport
 
-PROTOCOL = 1
+PROTOCOL = 1  # what a Hello is written in, and what every side speaks
+TOKENS_SINCE = 2  # the first protocol with streams of tokens
+NEWEST = 2
 # In one Envelope. An outbox fills one to 256 KiB; parsed, the two bytes of an empty frame take fifty.
 MAX_FRAMES = 2**16
 MAX_BOOT = 64
@@ -47,6 +50,7 @@ class Greeting:
     offers: tuple[ModelOffer, ...] = ()
     boot: str = ""  # identifies this start of the process; "" where it does not say
     uptime_s: float = 0.0  # since that start
+    protocol: int = NEWEST  # the newest that the side speaks
 
 
 class AnswerFrame(NamedTuple):  # one comes with every request: a frozen dataclass takes five times as long to make
@@ -78,6 +82,7 @@ def hello(greeting: Greeting) -> bytes:
     envelope = link_pb2.Envelope()
     frame = envelope.frames.add().hello
     frame.protocol = PROTOCOL
+    frame.newest = greeting.protocol
     frame.name = greeting.name
     frame.epoch = greeting.epoch
     frame.agent_version = greeting.agent_version
@@ -97,6 +102,7 @@ def request(
     traceparent: str,
     tracestate: str = "",
     chunked_bytes: int = 0,
+    window: int = 0,
 ) -> bytes:
     """A request frame. A spent budget is written as 1 µs, since 0 on the wire means that there is no budget."""
     envelope = link_pb2.Envelope()
@@ -111,6 +117,8 @@ def request(
         frame.traceparent = traceparent
     if tracestate:
         frame.tracestate = tracestate
+    if window:
+        frame.window = window
     if chunked_bytes:
         frame.chunked_bytes = chunked_bytes
     else:
@@ -195,6 +203,40 @@ def chunk(id: int, piece: bytes) -> bytes:
     return envelope.SerializeToString()
 
 
+def started(id: int, prompt_tokens: int, cached_tokens: int) -> bytes:
+    envelope = link_pb2.Envelope()
+    frame = envelope.frames.add().started
+    frame.id = id
+    frame.prompt_tokens, frame.cached_tokens = _uint32(prompt_tokens), _uint32(cached_tokens)
+    return envelope.SerializeToString()
+
+
+def tokens(batches: Iterable[tuple[int, TokenBatch]]) -> bytes:
+    """The frames of tokens that are ready at the same moment, of any generations: (id, batch) each."""
+    envelope = link_pb2.Envelope()
+    add = envelope.frames.add
+    for id, batch in batches:
+        frame = add().tokens
+        frame.id = id
+        frame.first = batch.first
+        frame.ids.extend(batch.ids)
+        if batch.logprobs:
+            frame.logprobs.extend(batch.logprobs)
+        for place in batch.top:
+            likely = frame.likely.add()
+            likely.ids.extend([one.id for one in place])
+            likely.logprobs.extend([one.logprob for one in place])
+    return envelope.SerializeToString()
+
+
+def credit(id: int, count: int) -> bytes:
+    envelope = link_pb2.Envelope()
+    frame = envelope.frames.add().credit
+    frame.id = id
+    frame.tokens = _uint32(count)
+    return envelope.SerializeToString()
+
+
 def goodbye(reason: str) -> bytes:
     envelope = link_pb2.Envelope()
     envelope.frames.add().goodbye.reason = reason
@@ -226,7 +268,10 @@ def greeting_of(frame: link_pb2.Hello) -> Greeting:
     if len(frame.boot) > MAX_BOOT:
         raise ProtocolViolation(f"a boot of {len(frame.boot)} characters; at most {MAX_BOOT}")
     offers = offers_of(frame.offers)
-    return Greeting(frame.name, frame.epoch, frame.agent_version, offers, frame.boot, frame.uptime_ms / 1e3)
+    protocol = max(PROTOCOL, frame.newest)
+    return Greeting(
+        frame.name, frame.epoch, frame.agent_version, offers, frame.boot, frame.uptime_ms / 1e3, protocol=protocol
+    )
 
 
 def offers_of(raw: bytes) -> tuple[ModelOffer, ...]:
@@ -255,6 +300,22 @@ def answered_of(frame: link_pb2.Answer, message: bytes) -> AnswerFrame:
         load=report,
         batch_wait_s=min(frame.queue_us, frame.batch_wait_us) / 1e6,  # the batch wait is a part of the queue time
     )
+
+
+def token_batch_of(frame: link_pb2.Tokens) -> TokenBatch:
+    """The tokens in a frame. Raises ProtocolViolation if it speaks of more or fewer places than it has tokens."""
+    ids = tuple(frame.ids)
+    logprobs = tuple(frame.logprobs)
+    top = tuple(_likely_of(place) for place in frame.likely)
+    if not ids or len(logprobs) not in (0, len(ids)) or len(top) not in (0, len(ids)):
+        raise ProtocolViolation(f"{len(ids)} tokens with {len(logprobs)} logprobs and {len(top)} places")
+    return TokenBatch(frame.first, ids, logprobs, top)
+
+
+def _likely_of(place: link_pb2.Likely) -> tuple[TopLogprob, ...]:
+    if len(place.ids) != len(place.logprobs):
+        raise ProtocolViolation(f"{len(place.ids)} likely tokens with {len(place.logprobs)} logprobs")
+    return tuple(map(TopLogprob, place.ids, place.logprobs))
 
 
 def error_of(frame: link_pb2.Refused) -> ServeError:

@@ -26,6 +26,7 @@ from tidegate.link.chunks import ChunkAssembly
 from tidegate.link.frames import AnswerFrame, Greeting, ProtocolViolation
 from tidegate.link.outbox import Outbox, Parcel
 from tidegate.link.session import KeepaliveTiming, LinkLost, LinkSession, MessageStream
+from tidegate.link.token_frames import TokenFrames
 from tidegate.oip.check import checker_of
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.grpc.codec import bytes_from_response, request_from_bytes
@@ -79,9 +80,11 @@ class LinkServer:
             max_message_bytes=max_message_bytes, max_partial_bytes=4 * max_message_bytes
         )
         self._peer = ""
+        self._takes_tokens = False  # whether the other side knows what they are
         self._sent_offers = b""
         self._leaving = ""
         self.session = LinkSession(stream, self, heartbeat=heartbeat, outbox=Outbox() if outbox is None else outbox)
+        self._tokens = TokenFrames(self.session.send)
 
     def __repr__(self) -> str:
         return f"<LinkServer for {self._peer or 'ungreeted'}, {len(self._tasks)} under way, {self.session!r}>"
@@ -130,12 +133,14 @@ class LinkServer:
             "request": self._take_request,
             "chunk": self._take_chunk,
             "cancel": self._take_cancel,
+            "credit": self._take_credit,
             "challenge": self._take_challenge,
             "goodbye": lambda _frame: None,  # it will close the stream when it has its answers
         }
 
     def greeted(self, greeting: Greeting) -> None:
         self._peer = greeting.name
+        self._takes_tokens = greeting.protocol >= frames.TOKENS_SINCE
 
     def measured(self, rtt_s: float) -> None:
         """Only the client side uses the round-trip time."""
@@ -189,6 +194,11 @@ class LinkServer:
         if (parcel := self._answers.pop(frame.id, None)) is not None:
             self.session.drop(parcel)
 
+    def _take_credit(self, frame: link_pb2.Credit) -> None:
+        if not 0 < frame.id <= self._highest_id:
+            raise ProtocolViolation(f"credit for request {frame.id}, which was never sent")
+        self._tokens.credit(frame.id, frame.tokens)
+
     def _take_challenge(self, frame: link_pb2.Challenge) -> None:
         if (parcel := self._challenged.take(frame.nonce)) is not None:
             self.session.post(parcel)
@@ -207,6 +217,7 @@ class LinkServer:
             variant=frame.variant,
             headers=_trace_of(frame) if frame.traceparent else {},
             on_accepted=lambda ack: self.session.send(frames.accepted(id, ack)),
+            tokens=self._tokens.open(id, frame.window) if frame.window and self._takes_tokens else None,
         )
         task = asyncio.create_task(self._serve(id, call), name=f"link request {id} of {self._peer}")
         self._tasks[id] = task
@@ -214,6 +225,7 @@ class LinkServer:
 
     def _over(self, id: int) -> None:
         self._tasks.pop(id, None)
+        self._tokens.close(id)
         self._end_if_done()
 
     def _end_if_done(self) -> None:
@@ -240,6 +252,7 @@ class LinkServer:
             self._refuse(id, InternalError("internal error; the target's log has the traceback"))
 
     async def _answer(self, id: int, reply: Reply) -> None:
+        self._tokens.flush()  # before their end, which the answer is
         answered = AnswerFrame(
             message=bytes_from_response(reply.response),
             queue_s=reply.stages.get("queue", 0.0),
@@ -268,6 +281,7 @@ class LinkServer:
         self.session.post(parcel)
 
     def _refuse(self, id: int, error: ServeError) -> None:
+        self._tokens.flush()
         self.session.send(frames.refused(id, error, self._load()))
 
 

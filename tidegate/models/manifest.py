@@ -10,6 +10,9 @@ and its `max_batch` the rows, because those are what a small device runs out of.
 
 A classifier may say how sure it has to be (`confidence`): a less sure answer of a variant that another one outdoes is
 taken to that one while there is time. Which one is better is read from the measured qualities.
+
+A generating model has a `generative` section, and each of its variants a `generation` one (`generative.py`). An
+artefact of several files is one uncompressed tar archive, so that it has one digest and travels as one.
 """
 
 from __future__ import annotations
@@ -18,12 +21,15 @@ from typing import Final, Literal
 
 import msgspec
 
+from tidegate.models.generative import GenerationCost, Generative
 from tidegate.placement_pin import Pin
 from tidegate.types import Datatype
 
 Where = Literal["edge", "pool"]
 Feature = Literal["tokens", "pixels", "items", "bytes"]
-EngineName = Literal["onnx", "torch-export", "torchscript", "torch-packed", "tensorrt", "paced"]
+EngineName = Literal[
+    "onnx", "torch-export", "torchscript", "torch-packed", "tensorrt", "paced", "onnxruntime-genai", "transformers"
+]
 TimeoutAction = Literal["REJECT", "DELAY"]
 BatchingPolicy = Literal["deadline", "adaptive", "window", "eager", "none"]
 Unsure = Literal["accept", "reject", "defer"]
@@ -86,6 +92,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     max_batch: int | None = None
     max_tokens: int | None = None
     packed: Packed | None = None
+    generation: GenerationCost | None = None  # of a generating model
     compile: bool = False  # torch: by torch.compile when it is loaded, where there is a compiler
 
     @property
@@ -179,6 +186,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     require: Literal["attested"] | None = None  # which targets may see its requests; a caller may ask for more
     confidence: Confidence | None = None
     sequence: Stateful | None = None
+    generative: Generative | None = None  # the model gives its answer token by token
     modality: Modality | None = None  # under which models share a device; by default derived from the cost's feature
 
     def variant(self, name: str) -> Variant | None:
@@ -199,6 +207,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def kind(self) -> Modality:
         """The modality: as configured, or derived from how its work is counted."""
+        if self.generative is not None and self.modality is None:
+            return "generation"
         by_feature: dict[Feature, Modality] = {"tokens": "text", "pixels": "image"}
         return self.modality or by_feature.get(self.cost.feature, "other")
 

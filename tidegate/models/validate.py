@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
 from typing import get_args
 
+from tidegate.models.generative import generation_cost_problems, generative_problems
 from tidegate.models.manifest import (
     TARGET_BATCH_S,
     Batching,
@@ -33,6 +34,7 @@ from tidegate.types import Datatype
 
 # Names travel in URLs, MQTT topics, header values and folder names, so they keep to what is plain in all four.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_GENERATING: tuple[EngineName, ...] = ("onnxruntime-genai", "transformers")
 _COMPILED: tuple[EngineName, ...] = ("torch-export",)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _INTEGER_RANGE = {
@@ -55,6 +57,7 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
         *_text(manifest),
         *_confidence(manifest),
         *_sequence(manifest),
+        *_generative(manifest),
     )
 
 
@@ -314,6 +317,47 @@ def _confidence(manifest: Manifest) -> Iterator[str]:
             for one in manifest.variants
         )
         yield f"confidence: no variant of the edge is outdone by another in measured quality ({qualities or 'none'})"
+
+
+def _generative(manifest: Manifest) -> Iterator[str]:
+    one = manifest.generative
+    for index, variant in enumerate(manifest.variants):
+        key = f"variants[{index}] ({variant.name}).generation"
+        if one is None and (variant.generation is not None or variant.engine in _GENERATING):
+            yield f"{key}: the model has no section `generative`, which says what its tokens are"
+        if variant.generation is not None:
+            yield from (f"{key}.{problem}" for problem in generation_cost_problems(variant.generation))
+        elif one is not None:
+            yield f"{key}: must be there, for the model generates"
+    if one is None:
+        return
+    yield from (f"generative.{problem}" for problem in generative_problems(one))
+    for name_key, digest_key in (("tokenizer", "tokenizer_sha256"), ("chat_template", "chat_template_sha256")):
+        name, digest = getattr(one, name_key), getattr(one, digest_key)
+        if name is not None and (problem := file_name_problem(name)):
+            yield f"generative.{name_key}: {problem}"
+        if digest is not None and not _SHA256.fullmatch(digest):
+            yield f"generative.{digest_key}: {digest!r} must be 64 lower-case hexadecimal digits"
+    if not _SHA256.fullmatch(one.vocabulary):
+        yield f"generative.vocabulary: {one.vocabulary!r} must be 64 lower-case hexadecimal digits"
+    yield from _generative_tensors(manifest)
+
+
+def _generative_tensors(manifest: Manifest) -> Iterator[str]:
+    """The names are fixed: every front and every target speaks of the same ones."""
+    for key, tensors, wanted in (
+        ("inputs", manifest.inputs, {"input_ids": Datatype.INT32, "text_input": Datatype.BYTES}),
+        ("outputs", manifest.outputs, {"output_ids": Datatype.INT32, "text_output": Datatype.BYTES}),
+    ):
+        there = {spec.name: spec.datatype for spec in tensors}
+        if there != wanted:
+            words = ", ".join(f"{name} {datatype.value}" for name, datatype in wanted.items())
+            yield f"{key}: a generating model has {words}, not {', '.join(there) or 'none'}"
+    if not all(spec.optional for spec in manifest.inputs):
+        yield "inputs: those of a generating model must be optional, for a request has one of them"
+    if (manifest.cost.feature, manifest.cost.input) != ("tokens", "input_ids"):
+        counted = f"{manifest.cost.feature} of {manifest.cost.input}"
+        yield f"cost: a generating model counts tokens of input_ids, not {counted}"
 
 
 def _classes(name: str, manifest: Manifest) -> Iterator[str]:

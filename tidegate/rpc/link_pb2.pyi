@@ -13,7 +13,7 @@ class Envelope(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "request", "accepted", "answer", "refused", "cancel", "load", "ping", "pong", "chunk", "goodbye", "challenge", "evidence")
+    __slots__ = ("hello", "request", "accepted", "answer", "refused", "cancel", "load", "ping", "pong", "chunk", "goodbye", "challenge", "evidence", "started", "tokens", "credit")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,9 @@ class Frame(_message.Message):
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     CHALLENGE_FIELD_NUMBER: _ClassVar[int]
     EVIDENCE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CREDIT_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     request: Request
     accepted: Accepted
@@ -40,10 +43,13 @@ class Frame(_message.Message):
     goodbye: Goodbye
     challenge: Challenge
     evidence: Evidence
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ...) -> None: ...
+    started: Started
+    tokens: Tokens
+    credit: Credit
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., accepted: _Optional[_Union[Accepted, _Mapping]] = ..., answer: _Optional[_Union[Answer, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., evidence: _Optional[_Union[Evidence, _Mapping]] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., tokens: _Optional[_Union[Tokens, _Mapping]] = ..., credit: _Optional[_Union[Credit, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "name", "epoch", "agent_version", "offers", "boot", "uptime_ms")
+    __slots__ = ("protocol", "name", "epoch", "agent_version", "offers", "boot", "uptime_ms", "newest")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +57,7 @@ class Hello(_message.Message):
     OFFERS_FIELD_NUMBER: _ClassVar[int]
     BOOT_FIELD_NUMBER: _ClassVar[int]
     UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     name: str
     epoch: int
@@ -58,10 +65,11 @@ class Hello(_message.Message):
     offers: bytes
     boot: str
     uptime_ms: int
-    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[int] = ..., agent_version: _Optional[str] = ..., offers: _Optional[bytes] = ..., boot: _Optional[str] = ..., uptime_ms: _Optional[int] = ...) -> None: ...
+    newest: int
+    def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[int] = ..., agent_version: _Optional[str] = ..., offers: _Optional[bytes] = ..., boot: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "budget_us", "priority", "variant", "traceparent", "message", "chunked_bytes", "tracestate")
+    __slots__ = ("id", "budget_us", "priority", "variant", "traceparent", "message", "chunked_bytes", "tracestate", "window")
     ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_US_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +78,7 @@ class Request(_message.Message):
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CHUNKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     id: int
     budget_us: int
     priority: int
@@ -78,7 +87,8 @@ class Request(_message.Message):
     message: bytes
     chunked_bytes: int
     tracestate: str
-    def __init__(self, id: _Optional[int] = ..., budget_us: _Optional[int] = ..., priority: _Optional[int] = ..., variant: _Optional[str] = ..., traceparent: _Optional[str] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., tracestate: _Optional[str] = ...) -> None: ...
+    window: int
+    def __init__(self, id: _Optional[int] = ..., budget_us: _Optional[int] = ..., priority: _Optional[int] = ..., variant: _Optional[str] = ..., traceparent: _Optional[str] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., tracestate: _Optional[str] = ..., window: _Optional[int] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("id", "queue_ahead", "finish_in_us")
@@ -187,3 +197,43 @@ class Evidence(_message.Message):
     proof: bytes
     refusal: str
     def __init__(self, proof: _Optional[bytes] = ..., refusal: _Optional[str] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("id", "prompt_tokens", "cached_tokens")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    prompt_tokens: int
+    cached_tokens: int
+    def __init__(self, id: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
+
+class Tokens(_message.Message):
+    __slots__ = ("id", "first", "ids", "logprobs", "likely")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    LIKELY_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    first: int
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    likely: _containers.RepeatedCompositeFieldContainer[Likely]
+    def __init__(self, id: _Optional[int] = ..., first: _Optional[int] = ..., ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ..., likely: _Optional[_Iterable[_Union[Likely, _Mapping]]] = ...) -> None: ...
+
+class Likely(_message.Message):
+    __slots__ = ("ids", "logprobs")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Credit(_message.Message):
+    __slots__ = ("id", "tokens")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    tokens: int
+    def __init__(self, id: _Optional[int] = ..., tokens: _Optional[int] = ...) -> None: ...

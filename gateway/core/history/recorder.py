@@ -39,7 +39,7 @@ MAX_EVENTS_PER_REQUEST: Final = 64
 MAX_PACKED_BYTES: Final = 64  # whose decisions are still to be packed
 MOST_WORDS: Final = 256  # of an error, and of an id: both may be a stranger's
 
-What = Literal["look", "launched", "accepted", "answered", "failed", "cancelled"]
+What = Literal["look", "launched", "accepted", "begun", "answered", "failed", "cancelled"]
 
 _PIECE_BYTES: Final = 64  # of bytes as an object, and its place among the others
 
@@ -50,6 +50,7 @@ class RequestEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     look        `at` is when a hedge will be thought of, if there is no answer by then
     launched    `target`, `variant`, and `seconds`: in how many an answer was predicted
     accepted    `seconds`: until the target will be done, as it says
+    begun       nothing: the first token of its answer is here
     answered    `stages`, `seconds`: the link's share, `batch`: rows that were computed together, and `confidence` where
                 the model judges itself
     failed      `words`

@@ -1,6 +1,6 @@
 """The request machine is the state machine of one request, without IO: events go in with `now`, actions come out.
 
-    events    arrived · accepted · answered · failed · timer · cancelled
+    events    arrived · accepted · begun · answered · failed · timer · cancelled
     actions   Launch(attempt) · WakeAt(t) · Cancel(attempt) · Answer(attempt) · Refuse(error)
 
     NEW ──arrived──▶ WAITING ──answered, sure──▶ DONE        (Answer)
@@ -10,12 +10,18 @@
       ├─ no target, but one is expected soon ──▶ HELD ──timer──▶ WAITING, HELD or DONE (Refuse)
       └─ nowhere to go, or already late ──▶ DONE (Refuse)     any ──cancelled──▶ DONE (nothing: no caller)
 
+    WAITING ──begun──▶ BEGUN ──answered──▶ DONE (Answer)
+                         └─ failed, or the deadline ──▶ DONE (Refuse)
+
     PROVISIONAL ──answered, sure──▶ DONE (Answer)
       └─ nothing better under way any more, or the timer just before the deadline ──▶ DONE (the provisional Answer)
 
 How sure an answer is comes with its event: a confidence from 0 to 1, or None where it is not judged, which counts as
 sure. An unsure answer makes every attempt of no better a variant pointless, so those are cancelled; one of a better
 variant that is under way already (a hedge) is as good as an escalation, and none is launched (`escalation.py`).
+
+An answer that comes in parts is shown to the caller as it comes, so the first part settles which attempt answers: every
+other one is cancelled (a hedge is a race to the first token), and what fails from then on fails the request.
 
 The live gateway performs the actions with tasks and connections, the simulator with a virtual clock; neither decides
 anything. Attempts are numbered from 0 in the order of their launch; a new attempt never goes where one went before,
@@ -27,7 +33,8 @@ is therefore looked at again then, instead of being handed to the caller.
 
 Invariants, kept under any interleaving of events:
 - exactly one terminal action (Answer or Refuse) unless cancelled, and nothing after it but the Cancels beside it;
-- the first sure answer wins; an error never beats an attempt that is still under way, nor a provisional answer;
+- the first sure answer wins, or the first to begin, and nothing replaces that one;
+- an error never beats an attempt that is still under way, nor a provisional answer;
 - a provisional answer is declared, is given before the deadline, and is only beaten by a better variant's;
 - at most `max_attempts` launches, and twice as many with those whose connections ended; none at or after the deadline;
 - when the request is done, every attempt has ended or is cancelled: no work is orphaned;
@@ -110,12 +117,12 @@ Action = Launch | WakeAt | Cancel | Answer | Refuse
 
 
 class RequestMachine:
-    """Mutable: call one of the six events at a time and perform what it returns, in order."""
+    """Mutable: call one of the seven events at a time and perform what it returns, in order."""
 
     __slots__ = (
-        "_ask", "_due_at", "_errors", "_escalations", "_hedge_at", "_hedges", "_hedging", "_held", "_launched",
-        "_max_attempts", "_may_look", "_pending", "_placement", "_provisional", "_reasons", "_tried", "_watched",
-        "decision", "done",
+        "_ask", "_begun", "_due_at", "_errors", "_escalations", "_hedge_at", "_hedges", "_hedging", "_held",
+        "_launched", "_max_attempts", "_may_look", "_pending", "_placement", "_provisional", "_reasons", "_tried",
+        "_watched", "decision", "done",
     )  # fmt: skip
 
     def __init__(
@@ -145,6 +152,7 @@ class RequestMachine:
         self._hedging: int | None = None  # the attempt that was launched beside a silent one
         self._watched: list[PendingAttempt] = []  # by attempt, with its target's promise
         self._held = False  # no target is there, one may be at the next timer
+        self._begun: int | None = None  # the attempt whose answer the caller sees already
         self._provisional: int | None = None  # the attempt whose unsure answer is in hand
         self._due_at = ask.deadline  # when that answer has to be given
 
@@ -167,7 +175,7 @@ class RequestMachine:
 
     def accepted(self, attempt: int, accepted: Accepted, now: float) -> list[Action]:
         """The target took it into its queue and says when it will be done."""
-        if attempt not in self._pending:
+        if attempt not in self._pending or self._begun is not None:
             return []
         watched = self._watched[attempt]
         candidate = watched.candidate
@@ -185,12 +193,21 @@ class RequestMachine:
         self._hedge_at = None
         return self._hedge(now)
 
+    def begun(self, attempt: int, now: float) -> list[Action]:
+        """The beginning of this attempt's answer is here, which is shown to the caller at once: it is the one."""
+        if self.done or attempt not in self._pending or self._begun is not None:
+            return []
+        self._begun, self._hedge_at = attempt, None
+        losers: list[Action] = [Cancel(one) for one in sorted(self._pending) if one != attempt]
+        self._pending = {attempt}
+        return [*losers, self._wake()]
+
     def answered(self, attempt: int, now: float, confidence: float | None = None) -> list[Action]:
         """A good answer is here. `confidence`: how sure the model is of it, 0 to 1; None: that is not asked of it."""
         if self.done or attempt not in self._pending:
             return []
         self._pending.discard(attempt)
-        if self._escalations is None or self._escalations.judge(confidence):
+        if self._escalations is None or self._begun is not None or self._escalations.judge(confidence):
             return self._give(attempt)
         return self._unsure(attempt, self._escalations, now)
 
@@ -200,6 +217,8 @@ class RequestMachine:
             return []
         self._pending.discard(attempt)
         self._errors.append((self._launched[attempt].target.id, error))
+        if self._begun is not None:
+            return [self._refuse(error)]  # what was shown cannot be taken back
         if isinstance(error, Disconnected):
             self._tried.remove(self._launched[attempt].target.id)
         if self._pending:
@@ -350,8 +369,9 @@ class RequestMachine:
         return losers
 
     def __repr__(self) -> str:
-        waiting = "HELD, waiting" if self._held else "WAITING" if self._provisional is None else "PROVISIONAL, waiting"
         begun = self._launched or self._held
+        stage = "WAITING" if self._provisional is None else "PROVISIONAL, waiting"
+        waiting = "BEGUN, waiting" if self._begun is not None else "HELD, waiting" if self._held else stage
         state = "DONE" if self.done else f"{waiting} for {sorted(self._pending)}" if begun else "NEW"
         return f"<RequestMachine {self._ask.model} {state} {len(self._launched)} launched, {len(self._errors)} failed>"
 

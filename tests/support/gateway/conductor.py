@@ -6,6 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from gateway.core.placement.placer import Placer
 from gateway.serving.dispatcher import Dispatcher
 from tests.support.gateway.fleets import fleet_of, variant
@@ -14,6 +16,7 @@ from tidegate import clock
 from tidegate.fleet.offers import VariantOffer
 from tidegate.models.manifest import Manifest
 from tidegate.outcome import DeadlineExceeded
+from tidegate.token_sink import TokenBatch, TokenSink
 from tidegate.types import Accepted, Call, Datatype, InferRequest, InferResponse, LoadReport, Reply, Tensor
 
 INT8, FP32 = variant("int8", compute_s=0.010), variant("fp32", compute_s=0.050)
@@ -25,6 +28,7 @@ class CountingTarget(ABC):
     def __init__(self, id: str) -> None:
         self._id = id
         self.under_way = 0
+        self.tokens: TokenSink | None = None  # of the newest attempt
 
     @property
     def id(self) -> str:
@@ -40,8 +44,10 @@ class CountingTarget(ABC):
         traceparent: str,
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
+        tokens: TokenSink | None = None,
     ) -> Reply:
         self.under_way += 1
+        self.tokens = tokens
         try:
             return await self.take(request, variant, budget_s, on_accepted)
         finally:
@@ -67,6 +73,8 @@ class FakeTarget(CountingTarget):
         self.load: LoadReport | None = None
         self.seen: list[tuple[InferRequest, str, float]] = []
         self.cancelled = 0
+        self.credits: list[int] = []
+        self.says_at_s: tuple[float, ...] = ()  # when it puts its tokens
 
     async def take(
         self, request: InferRequest, variant: str, budget_s: float, on_accepted: Callable[[Accepted], None]
@@ -75,6 +83,7 @@ class FakeTarget(CountingTarget):
         if self.promise is not None:
             on_accepted(self.promise)
         try:
+            await self._talk()
             await clock.sleep(self.takes_s if self.ignores_budget else min(self.takes_s, budget_s))
         except asyncio.CancelledError:
             self.cancelled += 1
@@ -86,6 +95,17 @@ class FakeTarget(CountingTarget):
             raise DeadlineExceeded("the budget ran out")
         response = InferResponse(request.model_name, request.model_version, (), id=request.id)
         return Reply(response, stages={"queue": 0.001, "compute": 0.006}, variant=variant, load=self.load)
+
+    async def _talk(self) -> None:
+        """Each token is its own number and the target's."""
+        began_at, sink = clock.now(), self.tokens
+        for index, at_s in enumerate(self.says_at_s):
+            await clock.sleep_until(began_at + at_s)
+            if sink is not None:
+                if index == 0:
+                    sink.on_credit(self.credits.append)
+                    sink.started(31, 24)
+                sink.put(TokenBatch(index, (100 * len(self.id) + index,)))
 
 
 def call(*, id: str = "7", budget_s: float = 1.0) -> Call:
@@ -106,8 +126,8 @@ class Scene:
     def _manifest(self, name: str, version: str) -> Manifest:
         return minilm()
 
-    def call(self, *, budget_s: float = 1.0) -> Call:
-        return call(budget_s=budget_s)
+    def call(self, *, budget_s: float = 1.0, tokens: TokenSink | None = None) -> Call:
+        return replace(call(budget_s=budget_s), tokens=tokens)
 
     def assert_at_rest(self) -> None:
         assert all(target.under_way == 0 for target in self.targets.values())

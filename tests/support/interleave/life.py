@@ -25,7 +25,9 @@ from gateway.core.request.machine import HOLD_S, Action, Answer, Cancel, Launch,
 from tidegate.outcome import DeadlineExceeded
 from tidegate.placement_pin import INSIDE
 
-_EVENTS: Final = ("arrived", "accepted", "answered", "unsure", "failed", "refused", "timer", "cancelled", "old news")
+_EVENTS: Final = (
+    "arrived", "accepted", "answered", "unsure", "failed", "refused", "timer", "cancelled", "old news", "begun",
+)  # fmt: skip
 _ACTIONS: Final = {Launch: 100, WakeAt: 101, Cancel: 102, Answer: 103, Refuse: 104}
 
 
@@ -58,6 +60,7 @@ class Life:
         "ask",
         "attempts",
         "end",
+        "has_begun",
         "held",
         "launched",
         "left",
@@ -79,6 +82,7 @@ class Life:
         self.launched: list[Candidate] = []
         self.end: Answer | Refuse | None = None
         self.left = False
+        self.has_begun = False  # its caller sees one attempt's answer already
         self.held = ""  # by what kind of event it came to wait for anybody at all; its next timer is that event again
         self.wake_at = inf
         self.words: list[str] = []  # what it went through, to be counted
@@ -110,6 +114,9 @@ class Life:
         self.left = event.kind == "cancelled"
         if event.kind == "unsure":
             self._unsure.append(event.number)
+        if event.kind == "begun":
+            self.has_begun = True
+            self.words.append("begun")
         if event.kind == "accepted":
             self._promised.add(event.number)
         if event.cut:
@@ -133,11 +140,13 @@ class Life:
                     self._answers(action, event)
                 case Refuse():
                     self._refuses(action, event)
+        assert not self.has_begun or len(under_way) <= 1, "nobody is under way beside the one that the caller sees"
         assert not moves, "who is taken out of a queue is sent elsewhere in the same breath"
         self._check_progress(actions, event, under_way)
 
     def _launches(self, attempt: int, candidate: Candidate, event: Event, under_way: set[int], moves: bool) -> None:
         assert not self.over, "nothing is launched after the end"
+        assert not self.has_begun, "nothing is launched beside or after an answer that the caller sees already"
         assert event.now < self.ask.deadline, "nothing is launched at or after the deadline"
         assert attempt == self.launches < 2 * self._max_attempts, "attempts are numbered, and bounded"
         assert len(self._targets) < self._max_attempts, "only those do not count whose connection ended"

@@ -148,6 +148,14 @@ class World:
         life.attempts[number].accepted(self.now, accepted)
         self._perform(life, life.machine.accepted(number, accepted, self.now), "accepted", number)
 
+    def attempt_begins(self, x: float, y: float, z: float) -> None:
+        """The first part of an answer that comes in parts; a model that is judged gives none."""
+        if self._escalations is not None or (picked := self._under_way(x)) is None:
+            return
+        life, number = picked
+        if not life.has_begun:
+            self._perform(life, life.machine.begun(number, self.now), "begun", number)
+
     def attempt_answers(self, x: float, y: float, z: float) -> None:
         if (picked := self._under_way(x)) is None:
             return
@@ -206,6 +214,7 @@ class World:
         machine, now = life.machine, self.now
         actions = [*machine.answered(number, now), *machine.failed(number, pick(draws.FAILURES, z), now)]
         actions += machine.accepted(number, Accepted(0, pick(draws.PROMISES_S, z)), now)
+        actions += machine.begun(number, now)
         if machine.done:
             actions += [*machine.timer(now), *machine.cancelled(now)]
         assert not actions, f"old news of attempt {number} led to {actions}"

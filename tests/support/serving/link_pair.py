@@ -13,12 +13,13 @@ from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.client import LinkClient, Question
-from tidegate.link.frames import AnswerFrame, Greeting
+from tidegate.link.frames import NEWEST, AnswerFrame, Greeting
 from tidegate.link.outbox import Outbox
 from tidegate.link.service import LinkService
 from tidegate.link.session import KeepaliveTiming
 from tidegate.oip.grpc.codec import message_from_request
 from tidegate.rpc import oip_pb2
+from tidegate.token_sink import TokenSink
 from tidegate.types import Accepted, LoadReport
 
 OFFERS = (ModelOffer("echo", "3", ()),)
@@ -51,14 +52,22 @@ class Heard:
 class Pair:
     """A client and a service on the two ends of one stream in memory."""
 
-    def __init__(self, client_max_bytes: int = CLIENT_MAX_BYTES, **service_options: Any) -> None:
+    def __init__(
+        self,
+        client_max_bytes: int = CLIENT_MAX_BYTES,
+        host: EchoHost | None = None,
+        client_protocol: int = NEWEST,
+        **service_options: Any,
+    ) -> None:
         self.asking, self.answering = stream_pair()
-        self.host = EchoHost()
+        self.host = host or EchoHost()
         self.heard = Heard()
         self.offers: tuple[ModelOffer, ...] = OFFERS
         self.sequence = 0
         outbox = service_options.pop("outbox", None)
-        self.client = client_on(self.asking, self.heard, outbox=outbox, max_message_bytes=client_max_bytes)
+        self.client = client_on(
+            self.asking, self.heard, outbox=outbox, max_message_bytes=client_max_bytes, protocol=client_protocol
+        )
         self.service = LinkService(
             self.host,
             name="edge/attic",
@@ -79,9 +88,14 @@ class Pair:
 
 
 def client_on(
-    stream: MemoryStream, heard: Heard, *, outbox: Outbox | None = None, max_message_bytes: int = CLIENT_MAX_BYTES
+    stream: MemoryStream,
+    heard: Heard,
+    *,
+    outbox: Outbox | None = None,
+    max_message_bytes: int = CLIENT_MAX_BYTES,
+    protocol: int = NEWEST,
 ) -> LinkClient:
-    greeting = Greeting("gateway/test", 0, "0")
+    greeting = Greeting("gateway/test", 0, "0", protocol=protocol)
     return LinkClient(stream, greeting, heard, heartbeat=BEAT, outbox=outbox, max_message_bytes=max_message_bytes)
 
 
@@ -92,9 +106,10 @@ def question(
     model: str = "echo",
     variant: str = "",
     on_accepted: Callable[[Accepted], None] = lambda _ack: None,
+    tokens: TokenSink | None = None,
 ) -> Question:
     message = message_from_request(echo_request(raw, model=model)).SerializeToString()
-    return Question(message, clock.now() + budget_s, 2, variant, "00-ab-cd-01", on_accepted)
+    return Question(message, clock.now() + budget_s, 2, variant, "00-ab-cd-01", on_accepted, tokens=tokens)
 
 
 def tensor_of(answered: AnswerFrame) -> bytes:

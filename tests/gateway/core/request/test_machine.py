@@ -357,3 +357,47 @@ def test_connections_that_end_do_not_use_up_the_attempts_but_are_bounded_too() -
     for attempt in range(5):
         assert launched(one.failed(attempt, CUT, NOW)) == [(attempt + 1, "edge/a")]
     assert isinstance(refusal(one.failed(5, CUT, NOW)), Unreachable)
+
+
+# answers that come in parts
+
+
+def test_the_first_to_begin_answers_and_the_others_are_cancelled() -> None:
+    one = machine()
+    hedge_at = woken_at(one.arrived(NOW))
+    assert launched(one.timer(hedge_at)) == [(1, "edge/b")]
+
+    actions = one.begun(1, hedge_at + 0.01)
+
+    assert cancelled(actions) == [0]
+    assert woken_at(actions) == NOW + 2.0, "nothing is to be decided before the deadline any more"
+    assert "BEGUN" in repr(one)
+    assert one.begun(0, hedge_at + 0.02) == one.begun(1, hedge_at + 0.02) == [], "that was settled"
+    assert one.accepted(1, Accepted(0, 9.0), hedge_at + 0.03) == [], "a late promise moves nothing"
+    assert answer(one.answered(1, hedge_at + 0.5)).candidate.target.id == "edge/b"
+
+
+def test_what_breaks_off_after_it_began_fails_the_request_and_is_not_tried_elsewhere() -> None:
+    one = machine()
+    one.arrived(NOW)
+    one.begun(0, NOW + 0.01)
+
+    assert refusal(one.failed(0, GONE, NOW + 0.05)) is GONE
+
+
+def test_what_has_not_begun_is_tried_elsewhere() -> None:
+    one = machine()
+    one.arrived(NOW)
+    assert launched(one.failed(0, GONE, NOW + 0.05)) == [(1, "edge/b")]
+    assert cancelled(one.begun(1, NOW + 0.06)) == []
+
+
+def test_what_has_begun_still_ends_at_the_deadline() -> None:
+    one = machine()
+    one.arrived(NOW)
+    one.begun(0, NOW + 0.01)
+
+    actions = one.timer(NOW + 2.0)
+
+    assert isinstance(refusal(actions), DeadlineExceeded)
+    assert cancelled(actions) == [0]

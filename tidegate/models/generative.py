@@ -1,0 +1,80 @@
+"""The part of a manifest that a generating model has: its vocabulary, its text side, and what a token costs.
+
+A generating model takes token ids (`input_ids`) or text, and gives ids and text. Which variants may go on with each
+other's answers is said by the vocabulary, of which there is one for all variants of a version. Costs are measured when
+a variant is built and again on each device; they are here so that a gateway can place the first request.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+
+import msgspec
+
+MAX_CONTEXT = 2**24
+MAX_SLOTS = 4096
+_MAX_STOPS = 256
+
+
+class Generative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What all variants of a generating model have in common. Files are names inside the version's folder."""
+
+    context: int  # tokens: prompt and answer together
+    vocabulary: str  # SHA-256 of what the ids mean: `tidegate/generate/vocabulary.py`
+    vocabulary_size: int  # ids are below it
+    tokenizer: str  # a tokenizer.json
+    tokenizer_sha256: str
+    stop_tokens: tuple[int, ...] = ()  # one of them ends an answer
+    chat_template: str | None = None  # a Jinja template; None: no chat, only completions
+    chat_template_sha256: str | None = None
+    default_max_tokens: int = 256  # of a request that does not say, as far as the context has room
+
+
+class GenerationCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a variant's tokens cost where it was built, and how many sequences it takes."""
+
+    prefill_ms: float  # for each token of a prompt
+    step_ms: tuple[tuple[int, float], ...]  # (sequences at once, one token of each), at a short context
+    cached_prefill_ms: float = 0.0  # for each token of a prompt that a cache has
+    context_us: float = 0.0  # what each token of its context adds to a sequence's step
+    cache_bytes: int = 0  # for each token of its context
+    slots: int = 4  # sequences at a time
+
+    @property
+    def prompt_weight(self) -> float:
+        """How many tokens of an answer a token of the prompt is worth, in time."""
+        return self.prefill_ms / self.step_ms[0][1] if self.step_ms and self.step_ms[0][1] > 0.0 else 0.0
+
+
+def generative_problems(one: Generative) -> Iterator[str]:
+    """What is wrong beyond types and file names, as `key: what is wrong with which value`."""
+    if not 1 <= one.context <= MAX_CONTEXT:
+        yield f"context: {one.context} must be from 1 to {MAX_CONTEXT} tokens"
+    if not 1 <= one.vocabulary_size < 2**31:
+        yield f"vocabulary_size: {one.vocabulary_size} must be from 1 to {2**31 - 1}"
+    if not 1 <= one.default_max_tokens <= max(1, one.context):
+        yield f"default_max_tokens: {one.default_max_tokens} must be from 1 to the context, {one.context}"
+    if len(one.stop_tokens) > _MAX_STOPS or not all(0 <= id < one.vocabulary_size for id in one.stop_tokens):
+        yield f"stop_tokens: must be at most {_MAX_STOPS} ids below vocabulary_size, {one.vocabulary_size}"
+    if (one.chat_template is None) != (one.chat_template_sha256 is None):
+        yield "chat_template_sha256: must be there with chat_template, and only then"
+
+
+def generation_cost_problems(one: GenerationCost) -> Iterator[str]:
+    """As `generative_problems`, of a variant."""
+    for key in ("prefill_ms", "cached_prefill_ms", "context_us"):
+        value = getattr(one, key)
+        if not (isfinite(value) and value >= 0.0):
+            yield f"{key}: {value:g} must be a number that is not negative"
+    batches = [batch for batch, _ in one.step_ms]
+    if not one.step_ms or batches != sorted(set(batches)) or batches[0] != 1:
+        yield f"step_ms: must begin with 1 sequence and go on with more, not {batches}"
+    if not all(isfinite(ms) and ms > 0.0 for _, ms in one.step_ms):
+        yield "step_ms: times must be above 0"
+    if one.cache_bytes < 0:
+        yield f"cache_bytes: {one.cache_bytes} must not be negative"
+    if not 1 <= one.slots <= MAX_SLOTS:
+        yield f"slots: {one.slots} must be from 1 to {MAX_SLOTS}"
