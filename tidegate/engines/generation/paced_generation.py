@@ -9,17 +9,18 @@ The artefact is a short YAML (or JSON) file:
     prefill_ms         of a token of a prompt
     cached_prefill_ms  of one that the prefix cache has
     step_ms            points of (sequences in the batch, milliseconds) of one step
-    context_ms         added to a step for each 1000 tokens of context that its sequences have together
+    context_us         microseconds that each token of its sequences' contexts adds to a step
     slots              sequences at a time
     context            tokens of a prompt and its answer
     prefill_chunk      tokens of prompts in one step, so that other sequences are not kept waiting
     cache_tokens       of prompts that the prefix cache remembers; 0: none
-    ids                the first and the last of its vocabulary that it says
-    stop_chance        of each token, that a stop token comes in its place: answers of geometric length
+    ids                the first and the last token of its vocabulary that it says
+    stop_chance        of each token, that a stop token comes in its place: answers of geometric length. The model's
+                       stop tokens come in no other way
     noise_sigma        deviation of the logarithm of a step's time; its stream of chance begins anew with each load
     seed               of that chance
 
-    a step takes  (chunk × prefill_ms + [any decodes] × (step_ms(batch) + context × context_ms)) × noise × slow
+    a step takes  (chunk × prefill_ms + [any decodes] × (step_ms(batch) + context × context_us)) × noise × slow
 
 Its tokens are no text: each is a checksum of all tokens before it. So two runs give the same, every paced engine with
 the same `ids` gives the same, and one that is given a prompt with the tokens that another has made goes on exactly
@@ -54,6 +55,7 @@ from tidegate.token_sink import TokenBatch, TopLogprob
 
 MAX_SLOTS: Final = 4096
 _BLOCK: Final = 16  # tokens of a prompt that the prefix cache knows together
+_FOR_TOKENS, _FOR_STOPS = 0x9E3779B1, 0x85EBCA6B  # odd multipliers, of Knuth's hash and of MurmurHash3
 _WAY_OUT: Final = "see tidegate/engines/generation/paced_generation.py for its keys"
 
 
@@ -63,12 +65,12 @@ class PacedGeneration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, o
     prefill_ms: float
     step_ms: tuple[tuple[float, float], ...]
     cached_prefill_ms: float = 0.0
-    context_ms: float = 0.0
+    context_us: float = 0.0
     slots: int = 8
     context: int = 4096
     prefill_chunk: int = 128
     cache_tokens: int = 0
-    ids: tuple[int, int] = (0, 49151)
+    ids: tuple[int, int] = (0, 2**31 - 1)  # as many of them as the vocabulary has
     stop_chance: float = 0.0
     noise_sigma: float = 0.0
     seed: int = 1
@@ -148,7 +150,13 @@ class PacedGenerativeEngine:
         self.slow = slow
         self._slots = limits.slots or self.pace.slots
         self._context = limits.context or self.pace.context
+        first, last = self.pace.ids
+        self._ids = range(first, min(last + 1, limits.vocabulary_size or last + 1))
         self._stop_tokens = frozenset(limits.stop_tokens)
+        if all(one in self._stop_tokens for one in self._ids):
+            raise EngineError(
+                f"{artefact}: key 'ids': no token from {first} to {last} is the model's and no stop token"
+            )
         self._step_ms = CostTable(self.pace.step_ms)
         self._random = Random(self.pace.seed)
         self._cache = PrefixCache(self.pace.cache_tokens)
@@ -164,8 +172,8 @@ class PacedGenerativeEngine:
             raise EngineError(f"{self.artefact.name} has {self._slots} slots, and all are taken")
         if len(request.prompt) >= self._context:
             raise EngineError(
-                f"the prompt has {len(request.prompt)} tokens, the context of {self.artefact.name} is {self._context}: "
-                "it leaves none for the answer"
+                f"the prompt has {len(request.prompt)} tokens, which leaves none for the answer: "
+                f"{self.artefact.name} has a context of {self._context}"
             )
         if request.schema:
             raise EngineError(f"{self.artefact.name} is paced, and follows no JSON schema: leave `json_schema` out")
@@ -182,7 +190,7 @@ class PacedGenerativeEngine:
         took_ms, prefilled = self._prefill([(one, sequence) for one, sequence in known if sequence.to_prefill_tokens])
         if decoding:
             context = sum(sequence.context for _, sequence in decoding)
-            took_ms += self._step_ms.seconds_for(len(decoding)) + 1e-3 * context * self.pace.context_ms
+            took_ms += self._step_ms.seconds_for(len(decoding)) + 1e-3 * context * self.pace.context_us
         progress = [self._advance(one, sequence) for one, sequence in [*decoding, *prefilled]]
         stay_until(began_at + 1e-3 * took_ms * self.slow * self._luck())
         return progress
@@ -210,7 +218,7 @@ class PacedGenerativeEngine:
         request = sequence.request
         cached = 0 if sequence.made else sequence.cached_tokens
         token = self._next(sequence)
-        if token is None or ((token in self._stop_tokens or token in request.stop_tokens) and not request.ignore_stop):
+        if token is None or (token in request.stop_tokens and not request.ignore_stop):
             del self._sequences[id]
             return SequenceProgress(id, None, cached, "stop", stop_token=True)
         at = sequence.made
@@ -223,10 +231,12 @@ class PacedGenerativeEngine:
 
     def _next(self, sequence: PacedSequence) -> int | None:
         """Its next token; None where a stop token comes instead."""
-        first, last = self.pace.ids
-        if not sequence.request.ignore_stop and _spread(sequence.tokens_sum) < self.pace.stop_chance:
+        if not sequence.request.ignore_stop and _mixed(sequence.tokens_sum, _FOR_STOPS) < self.pace.stop_chance * 2**32:
             return None
-        return first + sequence.tokens_sum % (last - first + 1)
+        at = _mixed(sequence.tokens_sum, _FOR_TOKENS) % len(self._ids)
+        while (token := self._ids[at]) in self._stop_tokens:
+            at = (at + 1) % len(self._ids)
+        return token
 
     def _luck(self) -> float:
         return exp(self._random.gauss(0.0, self.pace.noise_sigma)) if self.pace.noise_sigma else 1.0
@@ -255,9 +265,9 @@ def _misfits(pace: PacedGeneration) -> Iterator[tuple[str, str]]:
         CostTable(pace.step_ms)
     except ValueError as error:
         yield "step_ms", str(error)
-    for key in ("prefill_ms", "cached_prefill_ms", "context_ms"):
-        if not (isfinite(ms := getattr(pace, key)) and ms >= 0.0):
-            yield key, f"must be 0 or more, not {ms:g}"
+    for key in ("prefill_ms", "cached_prefill_ms", "context_us"):
+        if not (isfinite(value := getattr(pace, key)) and value >= 0.0):
+            yield key, f"must be 0 or more, not {value:g}"
     if not 1 <= pace.slots <= MAX_SLOTS:
         yield "slots", f"must be from 1 to {MAX_SLOTS}, not {pace.slots}"
     for key, least in (("context", 2), ("prefill_chunk", 1), ("cache_tokens", 0)):
@@ -285,6 +295,7 @@ def _blocks(prompt: Sequence[int]) -> Iterator[int]:
         yield number
 
 
-def _spread(checksum: int) -> float:
-    """A number in [0, 1) from a checksum, apart from the remainder that its token is."""
-    return checksum * 2654435761 % 2**32 / 2**32  # Knuth's multiplicative hash
+def _mixed(checksum: int, multiplier: int) -> int:
+    """A number of 32 bits that looks like chance. A checksum is none: that of its own bytes is always the same."""
+    mixed = (checksum ^ checksum >> 15) * multiplier % 2**32
+    return mixed ^ mixed >> 13
