@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.engines.errors import EngineError
+from tidegate.engines.generation.limits import NO_LIMITS, GenerationLimits
 from tidegate.engines.protocol import Arrays, Engine
+from tidegate.generate.engine import GenerativeEngine
 from tidegate.models.manifest import EngineName
 from tidegate.models.packing import Packing
 from tidegate.models.trusted_digests import TrustedDigests
 
 # torch.export.load imports the last one of its row at its first call, and that is as much again as torch itself.
-_IMPORTS: Final[Mapping[EngineName, tuple[str, ...]]] = {
+_IMPORTS: Final[Mapping[str, tuple[str, ...]]] = {
     "onnx": ("tidegate.engines.onnx",),
     "paced": ("tidegate.engines.paced",),
     "torch-packed": ("tidegate.engines.torch_packed",),
@@ -33,13 +35,22 @@ _TENSORRT_WAY_OUT = (
 )
 
 
-def import_runtime(engine: EngineName) -> None:
-    """Import what `load_engine` will import for `engine`, at a moment that the caller chooses.
+# Of engines that generate: where each is, what it is called, what it needs, and the extra that brings that.
+_GENERATIVE: Final[Mapping[str, tuple[str, str, str, str]]] = {
+    "onnxruntime-genai": ("onnx_genai", "OnnxGenerativeEngine", "onnxruntime-genai", "edge-llm"),
+    "paced": ("paced_generation", "PacedGenerativeEngine", "", ""),
+    "transformers": ("continuous_batching", "ContinuousBatchingEngine", "transformers and PyTorch", "cloud"),
+}
+_GENERATION: Final = "tidegate.engines.generation"
 
-    A runtime that is not installed is no error here, but of `load_engine`, which says what to install.
+
+def import_runtime(engine: str, *, generates: bool = False) -> None:
+    """Import what `load_engine`, or `load_generative_engine`, will import for `engine`, when the caller chooses.
+
+    A runtime that is not installed is no error here, but of the loading, which says what to install.
     """
     with suppress(ImportError):
-        for name in _IMPORTS.get(engine, ()):
+        for name in _generative_module(engine) if generates else _IMPORTS.get(engine, ()):
             importlib.import_module(name)
 
 
@@ -82,6 +93,41 @@ def load_engine(
     from tidegate.engines.packed import PackingEngine
 
     return PackingEngine(plain, packing)
+
+
+def load_generative_engine(
+    engine: str,
+    artefact: Path,
+    *,
+    limits: GenerationLimits = NO_LIMITS,
+    threads: int = 1,
+    device: str = "cpu",
+    paced_slow: float = 1.0,
+) -> GenerativeEngine:
+    """Load `artefact`, a file or a folder, with the generating runtime that `engine` names.
+
+    Args:
+        limits: what it may take at a time, and which tokens end a text.
+        paced_slow: how many times slower than its artefact a paced engine is; other engines ignore it.
+
+    Raises:
+        EngineError: the runtime is not installed, does not have the device, or the artefact does not load.
+    """
+    if engine == "paced":
+        from tidegate.engines.generation.paced_generation import PacedGenerativeEngine
+
+        return PacedGenerativeEngine(artefact, limits=limits, slow=paced_slow)
+    if engine not in _GENERATIVE:
+        raise EngineError(f"{artefact}: no engine that generates is called {engine!r}: {', '.join(_GENERATIVE)}")
+    _, name, what, extra = _GENERATIVE[engine]
+    with _runtime(what, extra):
+        module = importlib.import_module(*_generative_module(engine))
+    loaded: GenerativeEngine = getattr(module, name)(artefact, limits=limits, threads=threads, device=device)
+    return loaded
+
+
+def _generative_module(engine: str) -> tuple[str, ...]:
+    return (f"{_GENERATION}.{_GENERATIVE[engine][0]}",) if engine in _GENERATIVE else ()
 
 
 def _load(
@@ -140,4 +186,4 @@ def _runtime(what: str, extra: str) -> Iterator[None]:
         ) from error
 
 
-__all__ = ["Arrays", "Engine", "EngineError", "import_runtime", "load_engine"]
+__all__ = ["Arrays", "Engine", "EngineError", "import_runtime", "load_engine", "load_generative_engine"]

@@ -88,14 +88,14 @@ class PacedEngine:
         by_name = {spec.name: spec for spec in self.pace.outputs}
         rows = self.pace.inputs[self.pace.input][:1]
         self._outputs = [by_name.get(name) or TensorSpec(name, Datatype.FP32, rows) for name in outputs]
-        _wake_in_time()
+        wake_in_time()
 
     def infer(self, inputs: Arrays) -> dict[str, NDArray[Any]]:
         """Zeros for all outputs, after the time that the table has for these inputs. Blocks. Raises EngineError."""
         began_at = clock.now()
         lengths = self._lengths(inputs)
         outputs = {spec.name: self._zeros(spec, lengths) for spec in self._outputs}
-        _stay_until(began_at + self.draw_seconds(inputs[self.pace.input]))
+        stay_until(began_at + self.draw_seconds(inputs[self.pace.input]))
         return outputs
 
     def draw_seconds(self, counted: NDArray[Any]) -> float:
@@ -137,13 +137,13 @@ def read_pace(path: Path) -> PacedModel:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise EngineError(f"{path}: is no readable YAML: {error}; {_WAY_OUT}") from error
     except msgspec.ValidationError as error:
-        raise EngineError(f"{path}: {_in_words(str(error))}; {_WAY_OUT}") from error
+        raise EngineError(f"{path}: {in_words(str(error))}; {_WAY_OUT}") from error
     for key, why in _misfits(pace):
         raise EngineError(f"{path}: key {key!r}: {why}; {_WAY_OUT}")
     return pace
 
 
-def _in_words(message: str) -> str:
+def in_words(message: str) -> str:
     """msgspec's "… - at `$.cost_ms[0]`" with the key in front."""
     what, _, where = message.partition(" - at `$")
     key = where.strip(".`")
@@ -177,7 +177,8 @@ def _units(feature: Feature, counted: NDArray[Any]) -> float:
             return float(counted.size)
 
 
-def _stay_until(instant: float) -> None:
+def stay_until(instant: float) -> None:
+    """Block until then, and longer where the process stood still."""
     while (left_s := instant - clock.now()) > 0.0:
         look_at = clock.now() + min(left_s, _LOOK_EVERY_S)
         clock.block_until(look_at)
@@ -186,7 +187,7 @@ def _stay_until(instant: float) -> None:
             instant += lost_s
 
 
-def _wake_in_time() -> None:
+def wake_in_time() -> None:
     """Linux gathers wake-ups of a thread within 50 µs to save power; this one wants each of its own."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)

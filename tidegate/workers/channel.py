@@ -27,9 +27,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.arrays import array_to_tensor, tensor_to_array
+from tidegate.engines.generation.limits import GenerationLimits
 from tidegate.models.packing import Packing
 from tidegate.outcome import InvalidRequest
 from tidegate.types import Buffer, Datatype, Tensor
+from tidegate.workers.generation.messages import (
+    BeginSequence,
+    CancelSequence,
+    CreditSequence,
+    SequenceToChild,
+    StepTaken,
+)
 
 MAX_HEADER_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 1 << 30
@@ -56,7 +64,10 @@ class ArraySpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerMessage(msgspec.Struct, frozen=True, tag_field="t"):
-    """Base of what travels. Each Load and Infer is answered once, under its `id`, in the order of sending."""
+    """Base of what travels. Each Load and Infer is answered once, under its `id`, in the order of sending.
+
+    What travels for generations is in `generation/messages.py`.
+    """
 
 
 class LoadEngine(WorkerMessage, frozen=True, tag="load"):
@@ -72,6 +83,7 @@ class LoadEngine(WorkerMessage, frozen=True, tag="load"):
     paced_slow: float = 1.0
     packing: Packing | None = None
     compile: bool = False
+    generation: GenerationLimits | None = None
 
 
 class RunEngine(WorkerMessage, frozen=True, tag="infer"):
@@ -101,12 +113,13 @@ class WorkerHello(WorkerMessage, frozen=True, tag="hello"):
 
 class EngineLoaded(WorkerMessage, frozen=True, tag="loaded"):
     """Child → parent: what it holds now, all engines together; None where nobody knows. `device_bytes`: of its device,
-    where that is not the machine's memory."""
+    where that is not the machine's memory. `slots`: sequences that it takes at a time, if it generates."""
 
     id: int
     load_s: float
     held_bytes: int | None = None
     device_bytes: int | None = None
+    slots: int = 0
 
 
 class RunCompleted(WorkerMessage, frozen=True, tag="computed"):
@@ -132,8 +145,9 @@ class RunFailed(WorkerMessage, frozen=True, tag="failed"):
     out_of_memory: bool = False
 
 
-ToChild = LoadEngine | RunEngine | CancelRun
-FromChild = WorkerHello | EngineLoaded | RunCompleted | RunSkipped | RunFailed
+ToChild = LoadEngine | RunEngine | CancelRun | BeginSequence | CreditSequence | CancelSequence
+Answer = WorkerHello | EngineLoaded | RunCompleted | RunSkipped | RunFailed
+FromChild = Answer | StepTaken
 
 _encoder = msgspec.msgpack.Encoder()
 _to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)
@@ -176,6 +190,12 @@ def pack_beside(message: RunEngine | RunCompleted, laid: ArrayPayload, segment: 
     """The frame of `message` whose payload lies in a segment. Raises FrameError: the header is too large."""
     header = _encoder.encode(msgspec.structs.replace(message, arrays=laid.specs, segment=segment))
     return [_prefix(len(header), 0), header]
+
+
+def pack_sequence(message: SequenceToChild, prompt: bytes) -> bytes:
+    """The frame of a message about a sequence, with the prompt of one that begins. Raises FrameError."""
+    header = _encoder.encode(message)
+    return _prefix(len(header), len(prompt)) + header + prompt
 
 
 def parse_prefix(prefix: Buffer) -> tuple[int, int]:

@@ -12,6 +12,9 @@ the end of the socket (everywhere). Nothing here needs an orderly end. SIGINT an
 service managers send them to the whole group, and a parent that drains still needs its worker; it closes the socket
 when it is done.
 
+Engines that generate have sequences instead of calls (`generation/sequence_loop.py`): while any of them may go on, the
+main thread steps them, and looks at its inbox between two steps.
+
 An engine's exception is an answer (Failed), not an end. Whatever an engine prints goes to stderr: stdout belongs to
 the parent's events.
 """
@@ -29,14 +32,22 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import NoReturn, cast
 
 import numpy as np
 
 from tidegate import clock
-from tidegate.engines.engine import Arrays, Engine, EngineError, import_runtime, load_engine
+from tidegate.engines.engine import (
+    Arrays,
+    Engine,
+    EngineError,
+    import_runtime,
+    load_engine,
+    load_generative_engine,
+)
 from tidegate.engines.errors import is_out_of_memory
+from tidegate.generate.engine import GenerativeEngine
 from tidegate.models.manifest import EngineName
 from tidegate.runtime.lifeline import die_with_parent
 from tidegate.runtime.settled_imports import settled_imports
@@ -54,6 +65,15 @@ from tidegate.workers.channel import (
     RunSkipped,
     WorkerHello,
 )
+from tidegate.workers.generation.messages import (
+    BeginSequence,
+    CancelSequence,
+    CreditSequence,
+    SequenceToChild,
+    UnexpectedMessage,
+    with_prompt,
+)
+from tidegate.workers.generation.sequence_loop import SequenceLoop
 from tidegate.workers.memory_meter import Meter, device_meter_of
 from tidegate.workers.shared_memory import Incoming, Outgoing
 
@@ -61,14 +81,15 @@ _PR_SET_NO_NEW_PRIVS = 38
 _READ_AHEAD_BYTES = 1 << 16
 _PARTS = 512  # in one call; the system takes 1024 at most
 Work = tuple[LoadEngine | RunEngine, Arrays]
+Entry = tuple[Work, bool] | SequenceToChild
 
 
 class CallQueue:
-    """Calls that came and were not begun. The parent keeps at most two calls with a worker, so this stays short."""
+    """What came and was not begun. The parent keeps at most two calls with a worker, so this stays short."""
 
     def __init__(self) -> None:
         # Waking the other thread is most of what a short call costs here: a Condition does it by three locks.
-        self._calls: SimpleQueue[Work] = SimpleQueue()
+        self._calls: SimpleQueue[Work | SequenceToChild] = SimpleQueue()
         self._lock = threading.Lock()
         self._waiting: set[int] = set()
         self._cancelled: set[int] = set()
@@ -78,15 +99,30 @@ class CallQueue:
             self._waiting.add(work[0].id)
         self._calls.put(work)
 
+    def put_sequence(self, message: SequenceToChild) -> None:
+        """What is said of a sequence. The parent says no more than the slots and the tokens of all of them."""
+        self._calls.put(message)
+
     def cancel(self, call_id: int) -> None:
         """Mark a waiting call; one that has begun, or is over, is not touched."""
         with self._lock:
             if call_id in self._waiting:
                 self._cancelled.add(call_id)
 
-    def take(self) -> tuple[Work, bool]:
-        """The next call and whether it was cancelled. Blocks."""
-        work = self._calls.get()
+    def take(self) -> Entry:
+        """The next call and whether it was cancelled, or what is said of a sequence. Blocks."""
+        return self._entry(self._calls.get())
+
+    def take_if_any(self) -> Entry | None:
+        """The same, or None at once where nothing came."""
+        try:
+            return self._entry(self._calls.get_nowait())
+        except Empty:
+            return None
+
+    def _entry(self, work: Work | SequenceToChild) -> Entry:
+        if not isinstance(work, tuple):
+            return work
         call_id = work[0].id
         with self._lock:
             self._waiting.discard(call_id)
@@ -105,6 +141,8 @@ class ComputeServer:
         self._sock = sock
         self._handover = handover
         self._engines: dict[str, Engine] = {}
+        self._generative: dict[str, GenerativeEngine] = {}
+        self._sequences = SequenceLoop(self._generative, sock.sendall, channel.pack)
         self._meter = Meter()
 
     def prepare(self, message: LoadEngine | RunEngine, arrays: Arrays) -> Arrays:
@@ -116,11 +154,22 @@ class ComputeServer:
     def serve(self, inbox: CallQueue) -> NoReturn:
         self._sock.sendall(channel.pack(WorkerHello(os.getpid())))
         while True:
-            (message, arrays), cancelled = inbox.take()
-            if cancelled:
-                self._sock.sendall(channel.pack(RunSkipped(message.id)))
+            entry = inbox.take_if_any() if self._sequences.due else inbox.take()
+            if entry is None:
+                self._sequences.step()
+            elif not isinstance(entry, tuple):
+                self._sequences.take(entry)
             else:
-                self._answer(message, arrays)
+                self._call(*entry)
+                if self._sequences.due:  # calls that follow one another leave every other turn to the sequences
+                    self._sequences.step()
+
+    def _call(self, work: Work, cancelled: bool) -> None:
+        message, arrays = work
+        if cancelled:
+            self._sock.sendall(channel.pack(RunSkipped(message.id)))
+        else:
+            self._answer(message, arrays)
 
     def _answer(self, message: LoadEngine | RunEngine, arrays: Arrays) -> None:
         try:
@@ -137,10 +186,31 @@ class ComputeServer:
         _limit_threads(message.threads)
         began_at = clock.now()
         kind = cast(EngineName, message.engine)
-        if not self._engines:  # whatever is frozen later may be what calls have left
+        if not self._engines and not self._generative:  # whatever is frozen later may be what calls have left
             with settled_imports():
-                import_runtime(kind)
-        self._engines[message.key] = load_engine(
+                import_runtime(kind, generates=message.generation is not None)
+        engine, slots = self._loaded(message, kind)
+        _give_back_memory()
+        self._meter.loaded()
+        load_s, meter = clock.now() - began_at, device_meter_of(engine)
+        held, device = (self._meter.resident_bytes(), None) if meter is None else (meter.held_bytes, meter.device_bytes)
+        return [channel.pack(EngineLoaded(message.id, load_s, held, device, slots))]
+
+    def _loaded(self, message: LoadEngine, kind: EngineName) -> tuple[Engine | GenerativeEngine, int]:
+        """The engine, which is kept under its key, and its slots."""
+        if message.generation is not None:
+            generative = load_generative_engine(
+                kind,
+                Path(message.artefact),
+                limits=message.generation,
+                threads=message.threads,
+                device=message.device,
+                paced_slow=message.paced_slow,
+            )
+            self._engines.pop(message.key, None)
+            self._generative[message.key] = generative
+            return generative, generative.slots
+        engine = load_engine(
             kind,
             Path(message.artefact),
             outputs=message.outputs,
@@ -150,11 +220,9 @@ class ComputeServer:
             packing=message.packing,
             compile=message.compile,
         )
-        _give_back_memory()
-        self._meter.loaded()
-        load_s, meter = clock.now() - began_at, device_meter_of(self._engines[message.key])
-        held, device = (self._meter.resident_bytes(), None) if meter is None else (meter.held_bytes, meter.device_bytes)
-        return [channel.pack(EngineLoaded(message.id, load_s, held, device))]
+        self._generative.pop(message.key, None)
+        self._engines[message.key] = engine
+        return engine, 0
 
     def _infer(self, message: RunEngine, arrays: Arrays) -> list[Buffer]:
         engine = self._engines.get(message.key)
@@ -199,7 +267,7 @@ class CallReader:
                 self._take()
         except (EOFError, ConnectionError):
             os._exit(0)
-        except (FrameError, OSError, MemoryError):
+        except (FrameError, UnexpectedMessage, OSError, MemoryError):
             traceback.print_exc()
             os._exit(1)
 
@@ -207,7 +275,11 @@ class CallReader:
         header_bytes, payload_bytes = channel.parse_prefix(self._bytes.take(channel.PREFIX_BYTES))
         message = channel.parse_to_child(self._bytes.take(header_bytes))
         payload = self._bytes.take(payload_bytes)
-        if isinstance(message, CancelRun):
+        if isinstance(message, BeginSequence):
+            self._inbox.put_sequence(with_prompt(message, payload))
+        elif isinstance(message, CreditSequence | CancelSequence):
+            self._inbox.put_sequence(message)
+        elif isinstance(message, CancelRun):
             self._inbox.cancel(message.id)
         elif isinstance(message, LoadEngine):
             self._inbox.put((message, {}))
@@ -315,6 +387,9 @@ def main(arguments: list[str]) -> NoReturn:
         worker.serve(inbox)
     except ConnectionError:
         os._exit(0)  # the parent left while an answer was on its way; the reader thread is about to notice the same
+    except UnexpectedMessage:
+        traceback.print_exc()
+        os._exit(1)
 
 
 def _numbers(text: str) -> list[int]:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from tidegate import clock
 from tidegate.engines.engine import Arrays, Engine
+from tidegate.generate.engine import GenerativeEngine
 
 EVERY: Final = 64
 _RESET_PEAK: Final = "5"  # proc_pid_clear_refs(5): sets VmHWM back to the current size
@@ -51,7 +52,7 @@ class DeviceMeter(Protocol):
         ...
 
 
-def device_meter_of(engine: Engine) -> DeviceMeter | None:
+def device_meter_of(engine: Engine | GenerativeEngine) -> DeviceMeter | None:
     """The meter of an engine whose device has memory of its own."""
     meter: DeviceMeter | None = getattr(engine, "device_meter", None)
     return meter

@@ -35,14 +35,21 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from tidegate import clock
+from tidegate.engines.generation.limits import GenerationLimits
+from tidegate.generate.request import GenerateRequest
+from tidegate.generate.usage import Generated
 from tidegate.models.manifest import EngineName
 from tidegate.models.packing import Packing
 from tidegate.outcome import InternalError, OutOfMemory, PeerError, ServeError, TooLarge
+from tidegate.token_sink import TokenSink
 from tidegate.types import Buffer
 from tidegate.workers import channel
 from tidegate.workers.array_transport import SHARE_FROM_BYTES, Handover
 from tidegate.workers.channel import Arrays, FrameError
 from tidegate.workers.exit_status import describe_exit
+from tidegate.workers.generation.active_sequences import ActiveSequences
+from tidegate.workers.generation.messages import SequenceToChild, StepTaken, UnexpectedMessage
 from tidegate.workers.sandbox import SandboxMode
 from tidegate.workers.starvation import awake_s, starved_s
 
@@ -62,7 +69,7 @@ class EngineSpec:
     """What to load: `key` names it in its worker; `outputs` are the manifest's output names in graph order.
 
     `threads` are those of one computation, 0 for all cores. `paced_slow` is for paced engines only, `packing` and
-    `compile` are the variant's (`load_engine`).
+    `compile` are the variant's (`load_engine`). With `generation` the engine is one that generates.
     """
 
     key: str
@@ -74,18 +81,21 @@ class EngineSpec:
     paced_slow: float = 1.0
     packing: Packing | None = None
     compile: bool = False
+    generation: GenerationLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
     """How long loading took, and what the worker holds on its device since, all engines together.
 
-    `device_bytes` is how much the device has where that is not the machine's memory. None: nobody knows.
+    `device_bytes` is how much the device has where that is not the machine's memory. None: nobody knows. `slots` is
+    how many sequences a generating engine takes at a time, 0 of any other.
     """
 
     load_s: float
     held_bytes: int | None = None
     device_bytes: int | None = None
+    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ class ComputeResult:
     peak_bytes: int | None = None
 
 
-_Answer = tuple[channel.FromChild, Buffer]
+_Answer = tuple[channel.Answer, Buffer]
 
 
 class ChildFrames(asyncio.Protocol):
@@ -193,6 +203,7 @@ class WorkerProcess:
         self._places = asyncio.Semaphore(PIPELINE)
         self._pending: dict[int, asyncio.Future[_Answer]] = {}
         self._ids = itertools.count(1)
+        self._sequences = ActiveSequences(self._send_sequence)
         self._reason: asyncio.Future[str] | None = None
 
     async def __aenter__(self) -> Self:
@@ -220,6 +231,19 @@ class WorkerProcess:
     def awake_s(self) -> float:
         """Seconds in which the child computed, or was ready to and got no core."""
         return awake_s(self.pid)
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the child owes a sign of its sequences and gave none; 0 where it owes none.
+
+        While it has a plain call as well, it may be at work on that, which is watched by itself.
+        """
+        return 0.0 if self._pending else self._sequences.silent_s(clock.now())
+
+    @property
+    def sequence_patience_s(self) -> float:
+        """How long it may be silent, by what its own steps and prompts took; inf while too little is known."""
+        return self._sequences.patience_s()
 
     @property
     def alive(self) -> bool:
@@ -250,6 +274,7 @@ class WorkerProcess:
             paced_slow=spec.paced_slow,
             packing=spec.packing,
             compile=spec.compile,
+            generation=spec.generation,
         )
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -261,7 +286,8 @@ class WorkerProcess:
             ) from error
         if not isinstance(answer, channel.EngineLoaded):
             raise self._failure(answer)
-        return LoadResult(answer.load_s, answer.held_bytes, answer.device_bytes)
+        self._sequences.engine_loaded(spec.key, answer.slots)
+        return LoadResult(answer.load_s, answer.held_bytes, answer.device_bytes, answer.slots)
 
     async def infer(self, key: str, inputs: Arrays) -> ComputeResult:
         """Run the engine under `key`. The arrays are not copied before they are written: leave them alone until then.
@@ -284,6 +310,43 @@ class WorkerProcess:
             return ComputeResult(channel.unpack(answer.arrays, payload), answer.compute_s, answer.peak_bytes)
         except FrameError as error:
             raise InternalError(f"worker {self.name}: {error}") from error
+
+    async def generate(
+        self,
+        key: str,
+        request: GenerateRequest,
+        sink: TokenSink | None,
+        *,
+        token_interval_s: float,
+        first_token_s: float | None = None,
+    ) -> Generated:
+        """Run a generation on the engine under `key`: its tokens go into `sink` meanwhile, and all are returned.
+
+        As many run at a time as the engine has slots; the others wait here, in order. The `sink` gets tokens for as
+        long as its reader gives credit; one that raises ends its generation with what it raised.
+
+        Args:
+            sink: None: nobody reads before the end, and nothing is paused.
+            token_interval_s: the time between two tokens that the caller wants kept; it orders who is stepped first.
+            first_token_s: the same for the first token; None: as between two.
+
+        Raises:
+            InternalError: the engine refused it or failed, or there is none under `key`; the worker lives on.
+            OutOfMemory: the engine had too little memory for it; the worker lives on.
+            TooLarge: the prompt or the schema is too large to travel.
+            WorkerDied: the child is gone.
+        """
+        first_s = token_interval_s if first_token_s is None else first_token_s
+        if not (token_interval_s > 0.0 and first_s > 0.0):
+            raise ValueError(f"token_interval_s {token_interval_s} and first_token_s {first_s} must be over 0")
+        if not self.alive:
+            raise WorkerDied(self._obituary())
+        try:
+            return await self._sequences.generate(
+                key, request, sink, token_interval_s=token_interval_s, first_token_s=first_s
+            )
+        except FrameError as error:
+            raise TooLarge(str(error)) from error
 
     async def _start(self) -> None:
         if self._sandbox != "off":
@@ -375,19 +438,32 @@ class WorkerProcess:
         finally:
             self._bury(await self._reap() + because)
 
-    def _deliver(self, message: channel.FromChild, payload: Buffer) -> None:
+    def _send_sequence(self, message: SequenceToChild, prompt: bytes) -> None:
+        """Raises FrameError, or WorkerDied."""
+        if not self.alive or self._socket is None:
+            raise WorkerDied(self._obituary())
+        self._socket.write(channel.pack_sequence(message, prompt))
+
+    def _deliver(self, message: channel.Answer, payload: Buffer) -> None:
         call_id = _HELLO if isinstance(message, channel.WorkerHello) else message.id
         answer = self._pending.pop(call_id, None)
         if answer is None:
             raise FrameError(f"an answer to {call_id}, which nobody asked")
         if call_id != _HELLO:
             self._places.release()
+            self._sequences.silence.begin(clock.now())
         self._handover.answered(call_id)
         if not answer.done():
             answer.set_result((message, payload))
 
     def _take(self, message: channel.FromChild, followed: Buffer) -> None:
         """Take a frame in. Raises FrameError."""
+        if isinstance(message, StepTaken):
+            try:
+                self._sequences.take(message)
+            except UnexpectedMessage as error:
+                raise FrameError(f"the worker told {error}") from error
+            return
         if isinstance(message, channel.RunCompleted):
             followed = self._handover.payload(message, followed)
         self._deliver(message, followed)
@@ -414,13 +490,14 @@ class WorkerProcess:
                 self._places.release()
             if not answer.done():
                 answer.set_exception(WorkerDied(self._obituary()))
+        self._sequences.fail_all(lambda: WorkerDied(self._obituary()))
 
     def _obituary(self) -> str:
         if self._reason is None:
             return f"worker {self.name} was not started"
         return f"worker {self.name} {self._reason.result()}"
 
-    def _failure(self, answer: channel.FromChild) -> ServeError:
+    def _failure(self, answer: channel.Answer) -> ServeError:
         if isinstance(answer, channel.RunFailed):
             return (OutOfMemory if answer.out_of_memory else InternalError)(answer.message)
         return InternalError(f"worker {self.name} answered with {type(answer).__name__}")
@@ -459,4 +536,8 @@ class WorkerProcess:
             return f"<WorkerProcess {self.name} not started>"
         if self._reason.done():
             return f"<WorkerProcess {self.name} {self._reason.result()}>"
-        return f"<WorkerProcess {self.name} pid {self.pid} {len(self._pending)} pending {self._handover!r}>"
+        return f"<WorkerProcess {self.name} pid {self.pid} {self._under_way()} {self._handover!r}>"
+
+    def _under_way(self) -> str:
+        sequences = f", {len(self._sequences)} sequences" if len(self._sequences) else ""
+        return f"{len(self._pending)} pending{sequences}"

@@ -1,0 +1,42 @@
+"""What a generating engine may take, and which tokens end its texts: as its model's manifest and its host say.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from tidegate.models.manifest import Manifest, Variant
+
+
+class GenerationLimits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """0 and () leave it to the artefact."""
+
+    slots: int = 0  # sequences at a time
+    context: int = 0  # tokens of a prompt and its answer
+    cache_bytes: int = 0  # of all attention caches together
+    stop_tokens: tuple[int, ...] = ()  # which end a text, and are not part of it
+    vocabulary_size: int = 0  # ids are below it
+
+
+NO_LIMITS: Final = GenerationLimits()
+
+
+def limits_of(manifest: Manifest, variant: Variant, *, cache_bytes: int = 0) -> GenerationLimits | None:
+    """What a variant's engine may take; None of a model that does not generate.
+
+    Args:
+        cache_bytes: that the host leaves its attention caches; 0: as the engine likes.
+    """
+    if (generative := manifest.generative) is None:
+        return None
+    return GenerationLimits(
+        slots=variant.generation.slots if variant.generation is not None else 0,
+        context=generative.context,
+        cache_bytes=cache_bytes,
+        stop_tokens=generative.stop_tokens,
+        vocabulary_size=generative.vocabulary_size,
+    )

@@ -1,0 +1,361 @@
+"""The sequences of a worker process, stepped one step at a time by its main thread.
+
+Between two steps the thread looks at its inbox (`tidegate/workers/child.py`): sequences begin, get credit and are
+cancelled then, and a call of a plain engine is answered. A step is of one engine, the one with the most urgent
+sequence (`token_deadlines.py`), and what it brought leaves in one message.
+
+    due     it has credit                  paused    it has none: it is not stepped, and others go on
+    held    an engine that cannot pause went on with it: its tokens wait here for credit, `max_tokens` at most
+    ended   and all of it has left: it is forgotten, and its end is said once
+
+An engine is not trusted to keep its own word: tokens that do not follow those before, or do not travel, fail their
+sequence; those beyond `max_tokens` are dropped. An engine whose `step` raises fails all that it had, and lives on.
+What an engine still says of a sequence that was cancelled is dropped. It can be wrong where `cancel` raises: whether
+that engine has freed anything then is its own affair; it is told on stderr.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from tidegate import clock
+from tidegate.engines.errors import EngineError, is_out_of_memory
+from tidegate.generate.engine import GenerativeEngine, SequenceProgress
+from tidegate.generate.usage import FinishReason
+from tidegate.token_sink import TokenBatch
+from tidegate.workers.generation.messages import (
+    UNLIMITED,
+    BeginSequence,
+    CancelSequence,
+    CreditSequence,
+    SequenceEnded,
+    SequenceFailed,
+    SequenceStarted,
+    SequenceToChild,
+    SequenceTokens,
+    StepTaken,
+    UnexpectedMessage,
+    parts_of,
+)
+from tidegate.workers.generation.token_deadlines import TokenDeadlines
+
+SIGN_EVERY_S: Final = 0.05  # of a worker whose steps bring nothing
+_MAX_TEXT: Final = 4000  # characters of an error that travel
+
+
+class SteppedSequence:
+    """One sequence in the child."""
+
+    __slots__ = (
+        "credit",
+        "ended",
+        "engine",
+        "first_at",
+        "held",
+        "last_at",
+        "made",
+        "max_tokens",
+        "sent",
+        "started",
+        "stepped_at",
+    )
+
+    def __init__(self, engine: GenerativeEngine, message: BeginSequence) -> None:
+        self.engine = engine
+        self.max_tokens = message.request.max_tokens
+        self.credit = self.max_tokens if message.credit == UNLIMITED else message.credit  # of all its tokens
+        self.made = 0  # tokens by the engine
+        self.sent = 0  # of them to the parent
+        self.held: list[TokenBatch] = []  # the rest
+        self.started = False  # and said so
+        self.stepped_at: float | None = None  # first
+        self.first_at: float | None = None  # its first token
+        self.last_at = 0.0  # its last token
+        self.ended: tuple[FinishReason, bool] | None = None  # in the engine; and whether by a stop token
+
+    @property
+    def may_go_on(self) -> bool:
+        return self.ended is None and self.made < self.credit
+
+    @property
+    def full(self) -> bool:
+        """Whether it has all the tokens that were asked for, and its engine has not said that it is over."""
+        return self.ended is None and self.made >= self.max_tokens
+
+    def step_begins(self, now: float) -> None:
+        if self.stepped_at is None:
+            self.stepped_at = now
+
+    def misfit(self, progress: SequenceProgress) -> str:
+        """What is wrong with what its engine says; "" if nothing."""
+        batch = progress.batch
+        if batch is None or batch.first == self.made:
+            return ""
+        return f"the engine gave token {batch.first} of a sequence, of which it has made {self.made}"
+
+    def advance(self, progress: SequenceProgress, now: float) -> bool:
+        """Take in what its engine says; whether there is a token in it."""
+        batch = progress.batch
+        made = batch is not None and bool(batch.ids)
+        if made or progress.finished is not None:
+            self.last_at = now
+            self.first_at = now if self.first_at is None else self.first_at
+        if batch is not None and made:
+            batch, _ = _cut(batch, self.max_tokens - self.made)
+            self.made += len(batch.ids)
+            self.held.append(batch)
+        if progress.finished is not None:
+            self.end(progress.finished, stop_token=progress.stop_token)
+        return made
+
+    def end(self, reason: FinishReason, *, stop_token: bool = False) -> None:
+        self.ended = reason, stop_token
+
+    def give_credit(self, tokens: int) -> None:
+        self.credit += tokens
+
+    def starts(self) -> bool:
+        """Whether its prompt is computed, which was not said before."""
+        started, self.started = self.started, self.first_at is not None
+        return self.started and not started
+
+    def release(self) -> list[TokenBatch]:
+        """Its tokens that there is credit for."""
+        released: list[TokenBatch] = []
+        while self.held and (room := self.credit - self.sent) > 0:
+            batch, rest = _cut(self.held[0], room)
+            if rest is None:
+                del self.held[0]
+            else:
+                self.held[0] = rest
+            self.sent += len(batch.ids)
+            released.append(batch)
+        return released
+
+    def end_of(self, sequence_id: int) -> SequenceEnded | None:
+        """Its end, where all its tokens have left."""
+        if self.ended is None or self.held:
+            return None
+        stepped_at = self.last_at if self.stepped_at is None else self.stepped_at
+        first_at = self.last_at if self.first_at is None else self.first_at
+        reason, stop_token = self.ended
+        return SequenceEnded(sequence_id, reason, stop_token, max(0.0, first_at - stepped_at), self.last_at - first_at)
+
+    def __repr__(self) -> str:
+        return f"<SteppedSequence {self.sent} sent of {self.made} of {self.max_tokens} tokens, credit {self.credit}>"
+
+
+class SequenceLoop:
+    """Mutable: `take` what came, and `step` for as long as it is `due`. All in one thread.
+
+    Args:
+        engines: generating engines by key, as loaded now; a sequence keeps the one that it began with.
+        send: writes a frame to the parent.
+        pack: makes a frame; raises TypeError or OverflowError where a value cannot be written.
+    """
+
+    def __init__(
+        self,
+        engines: Mapping[str, GenerativeEngine],
+        send: Callable[[bytes], None],
+        pack: Callable[[StepTaken], bytes],
+    ) -> None:
+        self._engines = engines
+        self._send = send
+        self._pack = pack
+        self._sequences: dict[int, SteppedSequence] = {}
+        self._deadlines = TokenDeadlines()
+        self._sent_at = 0.0
+
+    @property
+    def due(self) -> bool:
+        """Whether there is something to step."""
+        return bool(self._deadlines)
+
+    def take(self, message: SequenceToChild) -> None:
+        """Raises UnexpectedMessage."""
+        if isinstance(message, BeginSequence):
+            self._begin(message)
+        elif isinstance(message, CreditSequence):
+            self._credit(message.id, message.tokens)
+        else:
+            self._cancel(message)
+
+    def step(self) -> None:
+        """One step of one engine; what it brought is sent. Blocks."""
+        order = self._deadlines.order()
+        engine = self._sequences[order[0]].engine
+        due = [one for one in order if self._sequences[one].engine is engine]
+        began_at = clock.now()
+        for one in due:
+            self._sequences[one].step_begins(began_at)
+        try:
+            progress = engine.step(due)
+        except Exception as error:  # a foreign runtime may raise anything
+            self._engine_failed(engine, error)
+            return
+        now = clock.now()
+        self._tell(*self._gather(engine, progress, now), step_s=now - began_at)
+
+    def _begin(self, message: BeginSequence) -> None:
+        if message.id in self._sequences:
+            raise UnexpectedMessage(f"sequence {message.id} has begun before")
+        engine = self._engines.get(message.key)
+        if engine is None:
+            error: Exception = EngineError(f"no generating engine is loaded under {message.key!r}")
+            self._tell(failed=[_failed(message.id, error)])
+            return
+        try:
+            engine.begin(message.id, message.request)
+        except Exception as error:  # a foreign runtime may raise anything
+            self._drop(engine, message.id)
+            self._tell(failed=[_failed(message.id, error)])
+            return
+        self._sequences[message.id] = SteppedSequence(engine, message)
+        self._deadlines.begin(
+            message.id,
+            clock.now(),
+            first_token_s=message.first_token_s,
+            token_interval_s=message.token_interval_s,
+        )
+        if not message.credit:
+            self._deadlines.pause(message.id)
+
+    def _credit(self, sequence_id: int, tokens: int) -> None:
+        sequence = self._sequences.get(sequence_id)
+        if sequence is None:
+            return
+        sequence.give_credit(tokens)
+        if sequence.may_go_on:
+            self._deadlines.resume(sequence_id, clock.now())
+        if sequence.held or sequence.ended:
+            tokens: list[SequenceTokens] = []
+            ended: list[SequenceEnded] = []
+            self._release(sequence_id, sequence, tokens, ended)
+            self._tell(tokens, ended=ended)
+
+    def _cancel(self, message: CancelSequence) -> None:
+        sequence = self._forget(message.id)
+        if sequence is None:
+            return
+        if sequence.ended is None:
+            self._drop(sequence.engine, message.id)
+        self._tell(failed=[SequenceFailed(message.id, "")])
+
+    def _gather(
+        self, engine: GenerativeEngine, progress: Sequence[SequenceProgress], now: float
+    ) -> tuple[list[SequenceTokens], list[SequenceStarted], list[SequenceEnded], list[SequenceFailed]]:
+        tokens: list[SequenceTokens] = []
+        started: list[SequenceStarted] = []
+        ended: list[SequenceEnded] = []
+        failed: list[SequenceFailed] = []
+        for one in progress:
+            sequence = self._sequences.get(one.id)
+            if sequence is None or sequence.engine is not engine or sequence.ended is not None:
+                continue  # it was cancelled, and the engine said so late
+            if why := one.error or sequence.misfit(one):
+                if not one.error:
+                    self._drop(engine, one.id)
+                self._forget(one.id)
+                failed.append(_failed(one.id, EngineError(why)))
+                continue
+            if sequence.advance(one, now):
+                self._deadlines.token(one.id, now)
+            if sequence.full:
+                self._drop(engine, one.id)
+                sequence.end("length")
+            if not sequence.may_go_on:
+                self._deadlines.pause(one.id)
+            if sequence.starts():
+                started.append(SequenceStarted(one.id, one.cached_tokens))
+            self._release(one.id, sequence, tokens, ended)
+        return tokens, started, ended, failed
+
+    def _release(
+        self, sequence_id: int, sequence: SteppedSequence, tokens: list[SequenceTokens], ended: list[SequenceEnded]
+    ) -> None:
+        """Add the tokens that it has credit for, and its end where all of them have left."""
+        tokens += [SequenceTokens(sequence_id, batch) for batch in sequence.release()]
+        if (end := sequence.end_of(sequence_id)) is not None:
+            self._forget(sequence_id)
+            ended.append(end)
+
+    def _engine_failed(self, engine: GenerativeEngine, error: Exception) -> None:
+        """All that it was at work on have failed; what had ended in it, and waits for credit, has not."""
+        lost = [key for key, one in self._sequences.items() if one.engine is engine and one.ended is None]
+        for sequence_id in lost:
+            self._drop(engine, sequence_id)
+            self._forget(sequence_id)
+        told = _failed(0, error)
+        self._tell(failed=[SequenceFailed(one, told.message, told.out_of_memory) for one in lost])
+
+    def _drop(self, engine: GenerativeEngine, sequence_id: int) -> None:
+        try:
+            engine.cancel(sequence_id)
+        except Exception:  # a foreign runtime may raise anything; the sequence is over all the same
+            traceback.print_exc()
+
+    def _forget(self, sequence_id: int) -> SteppedSequence | None:
+        self._deadlines.forget(sequence_id)
+        return self._sequences.pop(sequence_id, None)
+
+    def _tell(
+        self,
+        tokens: Sequence[SequenceTokens] = (),
+        started: Sequence[SequenceStarted] = (),
+        ended: Sequence[SequenceEnded] = (),
+        failed: Sequence[SequenceFailed] = (),
+        *,
+        step_s: float = 0.0,
+    ) -> None:
+        now = clock.now()
+        if not (tokens or started or ended or failed) and now < self._sent_at + SIGN_EVERY_S:
+            return
+        self._sent_at = now
+        step = StepTaken(tuple(tokens), tuple(started), tuple(ended), tuple(failed), step_s)
+        try:
+            parts = [self._pack(part) for part in parts_of(step)]
+        except (
+            TypeError,
+            OverflowError,
+        ) as error:  # an engine gave ids that are no ints, or logprobs that are no floats
+            parts = [self._pack(part) for part in parts_of(self._without_tokens(step, error))]
+        for part in parts:
+            self._send(part)
+
+    def _without_tokens(self, step: StepTaken, error: Exception) -> StepTaken:
+        """The step with its tokens' sequences failed: what an engine gave does not travel."""
+        lost = {one.id for one in step.tokens}
+        for sequence_id in lost:
+            if (sequence := self._forget(sequence_id)) is not None and sequence.ended is None:
+                self._drop(sequence.engine, sequence_id)
+        failed = [_failed(one, EngineError(f"the engine gave tokens that do not travel: {error}")) for one in lost]
+        return StepTaken(
+            started=tuple(one for one in step.started if one.id not in lost),
+            ended=tuple(one for one in step.ended if one.id not in lost),
+            failed=(*step.failed, *failed),
+            step_s=step.step_s,
+        )
+
+    def __repr__(self) -> str:
+        return f"<SequenceLoop {len(self._sequences)} sequences {self._deadlines!r}>"
+
+
+def _failed(sequence_id: int, error: Exception) -> SequenceFailed:
+    words = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
+    if not isinstance(error, EngineError) and not is_out_of_memory(error):
+        traceback.print_exception(error)
+    text = words[:_MAX_TEXT].encode("utf-8", "replace").decode() or type(error).__name__  # no surrogate halves travel
+    return SequenceFailed(sequence_id, text, is_out_of_memory(error))
+
+
+def _cut(batch: TokenBatch, room: int) -> tuple[TokenBatch, TokenBatch | None]:
+    """The first of its tokens, and the rest of it if there is any."""
+    if len(batch.ids) <= room:
+        return batch, None
+    return (
+        TokenBatch(batch.first, batch.ids[:room], batch.logprobs[:room], batch.top[:room]),
+        TokenBatch(batch.first + room, batch.ids[room:], batch.logprobs[room:], batch.top[room:]),
+    )
