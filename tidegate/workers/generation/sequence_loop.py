@@ -231,10 +231,10 @@ class SequenceLoop:
         if sequence.may_go_on:
             self._deadlines.resume(sequence_id, clock.now())
         if sequence.held or sequence.ended:
-            tokens: list[SequenceTokens] = []
+            released: list[SequenceTokens] = []
             ended: list[SequenceEnded] = []
-            self._release(sequence_id, sequence, tokens, ended)
-            self._tell(tokens, ended=ended)
+            self._release(sequence_id, sequence, released, ended)
+            self._tell(released, ended=ended)
 
     def _cancel(self, message: CancelSequence) -> None:
         sequence = self._forget(message.id)

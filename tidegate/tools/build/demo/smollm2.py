@@ -91,9 +91,7 @@ def _variant(
     )
     try:
         running = load_generative_engine(engine, paths[0], limits=limits)
-        cost = measure_generation(
-            running, vocabulary_size=generative.vocabulary_size, cache_bytes=_CACHE_BYTES
-        )
+        cost = measure_generation(running, vocabulary_size=generative.vocabulary_size, cache_bytes=_CACHE_BYTES)
     except EngineError as error:
         raise BuildError(f"{paths[0]}: {error}") from error
     return generating_variant(name, engine, name, where, paths, cost)
