@@ -31,9 +31,10 @@ def request_line(served: Json) -> str:
         f"{_why(served):<12}",
         f"{_milliseconds(served.get('latency_ms')):>8}",
         f"{_milliseconds(served.get('budget_left_ms'))} left",
+        _pace(served),
         "" if served.get("served_by") else shortened(str(served.get("reason") or "")),
     )
-    return "  ".join(words).rstrip()
+    return "  ".join(word for word in words if word)
 
 
 def shortened(words: str) -> str:
@@ -41,11 +42,21 @@ def shortened(words: str) -> str:
 
 
 def _cost(served: Json) -> str:
+    if (prompt := served.get("prompt_tokens")) is not None:
+        return f"{prompt}+{served.get('completion_tokens')} tokens"
     units, feature = served.get("units"), served.get("feature") or ""
     if units is None:
         return ""
     cost_class = served.get("cost_class")
     return f"{units:g} {feature}".rstrip() + (f" ({cost_class})" if cost_class else "")
+
+
+def _pace(served: Json) -> str:
+    """How soon the first token of a streamed answer came, and how fast the others."""
+    first_ms, rate = served.get("first_token_ms"), served.get("tokens_per_s")
+    if first_ms is None:
+        return ""
+    return f"ttft {_milliseconds(first_ms)}" + ("" if rate is None else f"  {rate:.0f} tok/s")
 
 
 def _where(served: Json) -> str:
