@@ -63,6 +63,7 @@ from gateway.telemetry import Telemetry, run_soon
 from tidegate import clock
 from tidegate.fleet.topics import Topics
 from tidegate.link.client import ROOM_BYTES
+from tidegate.models.generative import Generative
 from tidegate.models.repository import Repository
 from tidegate.models.share_weights import ShareWeights
 from tidegate.oip.body_budget import BodyMemory
@@ -71,6 +72,7 @@ from tidegate.oip.guard import DrainingGuard, OpenGuard
 from tidegate.oip.http.server import OipRoutes, error_middleware
 from tidegate.openai.routes import openai_routes
 from tidegate.openai.tokens import Tokenizers
+from tidegate.outcome import ModelNotFound
 from tidegate.runtime import events
 from tidegate.runtime.process import StartError
 from tidegate.security.certificate_identity import CertificateIdentity
@@ -210,7 +212,7 @@ class Gateway:
         called = stack(
             *self.telemetry.layers,  # traces: whatever is counted or logged further in can name its trace
             observe(clock.now, *self.telemetry.observers),  # outermost: sees every outcome, also of the layers below
-            authenticate(self.admission, clock.now),  # the identity of the call, and its rights
+            authenticate(self.admission, clock.now, self._generative_of),  # the identity of the call, and its rights
             inner=behind,
         )
         return behind, called
@@ -218,6 +220,13 @@ class Gateway:
     def _share_of(self, request: InferRequest) -> float:
         """The weight of the request's model."""
         return self._shares.of(self.defaults.manifest(request.model_name, request.model_version))
+
+    def _generative_of(self, request: InferRequest) -> Generative | None:
+        """What is said of the request's model, if it generates; None of one that is not known."""
+        try:
+            return self.defaults.manifest(request.model_name, request.model_version).generative
+        except ModelNotFound:
+            return None
 
     async def __aenter__(self) -> Gateway:
         async with self._stack:

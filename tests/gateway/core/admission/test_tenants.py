@@ -312,6 +312,15 @@ def test_bytes_may_be_owed_and_are_asked_for_first() -> None:
     assert quota.ask(NOW + 2.0) == 0.0
 
 
+def test_a_minutes_tokens_may_be_reserved_at_once_and_what_was_not_made_is_given_back() -> None:
+    quota = TenantQuota("acme", TenantSpec(tokens_per_s=10.0))
+    assert [quota.reserve(400, NOW), quota.reserve(400, NOW)] == [0.0, pytest.approx(20.0)]
+    quota.settle(300, NOW)
+    assert quota.reserve(400, NOW) == 0.0
+    assert quota.reserve(5000, NOW + 49.9) > 0.0
+    assert quota.reserve(5000, NOW + 50.0) == 0.0, "more than a burst is let in where the bucket is full"
+
+
 def test_a_purse_within_another_spends_from_both_and_the_tighter_one_counts() -> None:
     tenants = TenantQuotas({"acme": TenantSpec(requests_per_s=3.0, max_in_flight=2)})
     tight = tenants.of_identity(
