@@ -14,7 +14,9 @@ from tidegate.models.manifest import Manifest
 from tidegate.models.repository import save_manifest
 
 
-def talker_repository(root: Path, *, slots: int = 4, cache_bytes: int = 1024, step_ms: float = 2.0, **pace: Any) -> Path:
+def talker_repository(
+    root: Path, *, slots: int = 4, cache_bytes: int = 1024, step_ms: float = 2.0, **pace: Any
+) -> Path:
     """Write it below `root`, which is returned. The artefact has these values, the manifest says the same.
 
     Args:

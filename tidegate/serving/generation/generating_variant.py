@@ -130,9 +130,7 @@ class GeneratingVariant:
             )
 
         try:
-            done = await self.scheduler.run(
-                need, work, unavailable=self._workers.unready, on_accepted=call.on_accepted
-            )
+            done = await self.scheduler.run(need, work, unavailable=self._workers.unready, on_accepted=call.on_accepted)
         except BaseException as error:
             if began_at:
                 self._broken(request, meter, clock.now() - began_at[0])
@@ -197,4 +195,6 @@ class GeneratingVariant:
             self.service.record(units, max(0.0, took_s - meter.paused_s(clock.now())))
 
     def __repr__(self) -> str:
-        return f"<GeneratingVariant {self.manifest.name}:{self.manifest.version}/{self.variant.name} {self.scheduler!r}>"
+        return (
+            f"<GeneratingVariant {self.manifest.name}:{self.manifest.version}/{self.variant.name} {self.scheduler!r}>"
+        )
