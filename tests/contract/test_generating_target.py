@@ -331,7 +331,7 @@ async def test_the_full_queue_refuses_and_the_more_urgent_begins_first(serving: 
         ):
             calls.append(served.ask(2, **words))  # type: ignore[arg-type]
             calls[-1].add_done_callback(lambda _, name=name: order.append(name))  # type: ignore[misc]
-            await eventually(lambda: served.load[0] == len(calls))  # noqa: B023
+            await eventually(lambda: served.load[0] == len(calls))
         task.cancel()
         await asyncio.gather(*calls)
         assert order == ["soon", "high", "late"]
