@@ -214,6 +214,7 @@ class PoolApp:
             limits=recycling.limits,
             recycling=wanted if recycling.enabled else None,
             control=control,
+            latency_target_s=self.config.control.target_s,
             full_cost_ratio=lambda: cost_ratio(lanes.values(), self.config.control.degrade_to),
             every_s=recycling.check_s,
             on_turn=self._announce,
