@@ -65,6 +65,8 @@ class WritingHost(FakeHost):
             await self.hold.wait()
         if call.tokens is not None and not self.in_one_piece:
             await self._stream(call, call.tokens, ids)
+        else:
+            await clock.sleep(self.every_s * len(ids))
         if self.fails_at is not None:
             raise self.failure
         usage = Usage(finish, len(asked.prompt), len(ids) + (finish == "stop"), 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -271,7 +272,7 @@ async def test_an_error_before_the_first_token_has_its_status(host: WritingHost,
     host.fails_at, host.failure = 0, NothingAlive("no target is up", retry_after_s=2.0)
     with pytest.raises(openai.InternalServerError) as failed:
         await client.chat.completions.create(model="talker", messages=HELLO, stream=True)
-    assert (failed.value.status_code, failed.value.response.headers["retry-after-ms"]) == (503, "2000.0")
+    assert (failed.value.status_code, failed.value.response.headers["retry-after-ms"]) == (503, "2000")
 
 
 async def test_an_error_after_the_first_token_is_an_event_and_the_stream_has_no_end(
@@ -309,7 +310,10 @@ async def test_what_has_come_meanwhile_goes_in_one_write(servers: Servers, host:
 
 async def raw_request(servers: Servers, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     name, _, port = servers.http.partition(":")
-    reader, writer = await asyncio.open_connection(name, int(port), limit=1024)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the kernel reads for one that does not
+    sock.connect((name, int(port)))
+    reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     return reader, writer
@@ -342,14 +346,14 @@ async def test_a_caller_that_leaves_before_the_first_token_cancels_too(servers: 
 async def test_a_caller_that_reads_nothing_pauses_its_generation_and_is_disconnected(tmp_path: Path) -> None:
     manifest = text_side_folder(tmp_path, context=2**18)
     host = WritingHost(manifest)
-    host.ids = (100,) * 60_000
+    host.ids, host.batch = tuple(host.tokenizer.encode("the").ids) * 60_000, 64
     asked = json.dumps({"model": "talker", "prompt": "a", "stream": True, "max_tokens": 60_000}).encode()
     async with serving(host, tmp_path, body_limits=BodyLimits(stall_s=0.3)) as servers:
-        reader, _ = await raw_request(servers, asked)
+        _, writer = await raw_request(servers, asked)
         await asyncio.wait_for(host.cancelled.wait(), 20)
-        assert host.written < 60_000
+        assert host.written < 10_000
         await until(lambda: host.under_way == 0)
-        assert not reader.at_eof()
+        writer.transport.abort()
 
 
 async def test_a_budget_bounds_the_whole_stream_and_the_sdks_timeout_does_not(

@@ -1,8 +1,9 @@
 """An answer that comes as server-sent events, to a caller that may read slowly, not at all, or be gone.
 
-What is written goes to the socket at once, as one chunk. Bytes that the caller has not taken are bounded: beyond
-`HELD_BYTES` a write waits for it, and meanwhile nothing more is taken from the generation, whose engine is paused once
-its window is full. A caller that takes nothing for `stall_s` is disconnected.
+What is written goes to the socket at once, as one chunk. Bytes that the caller has not taken are bounded, here and in
+the kernel, which would otherwise take in megabytes that no one reads: beyond them a write waits, and meanwhile nothing
+more is taken from the generation, whose engine is paused once its window is full. A caller that takes nothing for
+`stall_s` is disconnected.
 
 Source: WHATWG, HTML, "Server-sent events".
 """
@@ -10,12 +11,14 @@ Source: WHATWG, HTML, "Server-sent events".
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from typing import Final
 
 from aiohttp import web
 
-HELD_BYTES: Final = 32 * 1024
+HELD_BYTES: Final = 32 * 1024  # below what pauses a transport, so that a write of less never waits
+_KERNEL_BYTES: Final = 64 * 1024  # some 400 tokens
 EVENT_STREAM_TYPE: Final = "text/event-stream; charset=utf-8"
 _HEADERS: Final = {
     "Content-Type": EVENT_STREAM_TYPE,
@@ -44,6 +47,10 @@ class EventStream:
         """Send the headers."""
         self.response.headers.update(headers)
         self.response.headers.update(_HEADERS)
+        transport = self._request.transport
+        sock = None if transport is None else transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
         await self.response.prepare(self._request)
 
     async def write(self, events: bytes) -> None:
