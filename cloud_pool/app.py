@@ -33,6 +33,7 @@ from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
 from cloud_pool.workers.catalogue import check_memory, read_catalogue
 from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController, cost_ratio
 from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
 from cloud_pool.workers.supervisor import PoolSupervisor
@@ -46,6 +47,7 @@ from tidegate.models.repository import Repository
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
 from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
 from tidegate.security.attestation.measurement import Measurement, measure_process
@@ -90,6 +92,7 @@ class PoolApp:
         self._host: PoolHost | None = None
         self._scheduler: PoolScheduler | None = None
         self._supervisor: PoolSupervisor | None = None
+        self._generating: GeneratingWorkers | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
 
@@ -109,8 +112,17 @@ class PoolApp:
 
     async def failed(self) -> None:
         """Wait for a defect that ends the supervision of a worker: raises it."""
-        assert self._supervisor is not None, "enter the app first"
-        await self._supervisor.failed()
+        assert self._supervisor is not None and self._generating is not None, "enter the app first"
+        watches = [
+            asyncio.create_task(one.failed(), name="a supervision has a defect")
+            for one in (self._supervisor, self._generating)
+        ]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            for watch in done:
+                watch.result()
+        finally:
+            await cancel_and_wait(*watches)
 
     def ready_event(self) -> dict[str, Any]:
         """The fields of the `ready` event."""
@@ -150,7 +162,10 @@ class PoolApp:
         self._scheduler = await self._stack.enter_async_context(
             PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)), on_traced=partial(_trace_batch, traces))
         )
-        self._supervisor = self._new_supervisor(loadables, self._scheduler, places, memory_limit)
+        plain = [one for one in loadables if one.manifest.generative is None]
+        generating = [one for one in loadables if one.manifest.generative is not None]
+        self._supervisor = self._new_supervisor(plain, self._scheduler, places if plain else [], memory_limit)
+        self._generating = self._new_generating(generating, self._scheduler, memory_limit)
         epoch = int(clock.utc_s() * 1e6)
         control = AdaptiveControl(config.control.limits)
         self._host = PoolHost(
@@ -159,6 +174,7 @@ class PoolApp:
             self._scheduler,
             self._supervisor,
             epoch=epoch,
+            generating=self._generating,
             lesser=config.control.degrade_to or "",
             spare=config.control.degrade_to not in config.also_precisions,
             degraded=lambda: control.degraded,
@@ -177,6 +193,7 @@ class PoolApp:
         )
         self.address = door.address
         await self._stack.enter_async_context(self._supervisor)
+        await self._stack.enter_async_context(self._generating)
         self.steward = await self._stack.enter_async_context(self._new_steward(control))
         await self._open_metrics()
         await door.server.start()
@@ -277,6 +294,33 @@ class PoolApp:
             on_progress=self._on_progress,
         )
 
+    def _new_generating(
+        self, loadables: list[PoolLoadable], scheduler: PoolScheduler, memory_limit: MemoryLimit
+    ) -> GeneratingWorkers:
+        config = self.config
+        return GeneratingWorkers(
+            loadables,
+            scheduler.allotment,
+            start_process=lambda life, cores: WorkerProcess(
+                f"{config.name}/{life}", cores=cores, sandbox=config.sandbox
+            ),
+            new_backoff=lambda: Backoff(self._draw, base_s=0.5, cap_s=30.0),
+            places=worker_places(
+                config.devices or (config.device,),
+                workers=1,
+                threads=config.threads,
+                cores=sorted(os.sched_getaffinity(0)),
+            ),
+            cache_bytes=config.generation_cache_bytes,
+            memory_limit=memory_limit,
+            paced_slow=config.paced_slow,
+            hang_timeout_s=config.hang_timeout_s,
+            warmup_budget_s=config.warmup_budget_s,
+            on_change=self._announce,
+            on_lost=self._announce,
+            on_progress=self._on_progress,
+        )
+
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
         content = self.config.limits.content
@@ -299,13 +343,15 @@ class PoolApp:
             self._link.announce()
 
     async def _drain(self, server: grpc.aio.Server) -> None:
-        assert self._scheduler is not None and self._link is not None
+        assert self._scheduler is not None and self._link is not None and self._generating is not None
         self.host.drain()
         try:
             async with asyncio.timeout(self.config.drain_s):
-                await asyncio.gather(self._link.drain("shutdown"), self._scheduler.drained())
+                await asyncio.gather(
+                    self._link.drain("shutdown"), self._scheduler.drained(), self._generating.drained()
+                )
         except TimeoutError:
-            log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
+            log.warning("requests were still under way at shutdown", queued=self.host.load_report().queued)
         self._scheduler.close()
         self.host.sequences.close()
         await server.stop(CLOSE_GRACE_S)

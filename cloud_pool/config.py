@@ -200,6 +200,12 @@ class PoolConfig(ProcessConfig):
         description="Most bytes to use of each device's memory, for models and batches together. Default: 90 % of what "
         "there is (GPU memory; on a CPU the machine's or the control group's, shared by all workers).",
     )
+    generation_cache_bytes: int | None = Field(
+        None,
+        ge=1 << 20,
+        description="Most bytes of attention caches of a model that generates on one device, for all answers that it is at; what has "
+        "no room waits. More lets more and longer ones run at once. None: as many as its slots may need.",
+    )
     shares: Shares = Field(
         {},
         description="Weights by which models share a device when there is not room for all, by model or by modality "

@@ -18,7 +18,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
@@ -31,6 +31,7 @@ from tidegate.models.work import work_of
 from tidegate.oip.host import ModelStatistics
 from tidegate.oip.request_constraints import check_is_no_gateways
 from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Outcome, Unreachable
+from tidegate.serving.joint_queue import TargetQueue
 from tidegate.serving.model_table import ModelTable
 from tidegate.serving.target_model import Computation, Computed, TargetModel
 from tidegate.trace_context import Trace
@@ -38,18 +39,6 @@ from tidegate.tracing.served import ServedTraces
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
 
 M = TypeVar("M", bound=TargetModel)
-
-
-class TargetQueue(Protocol):
-    """What load reports say of the queue before the workers."""
-
-    @property
-    def queued(self) -> int: ...
-
-    @property
-    def in_flight(self) -> int: ...
-
-    def queue_delay_s(self, now: float) -> float: ...
 
 
 class TargetHost(Generic[M]):
@@ -200,7 +189,7 @@ def _response(manifest: Manifest, request: InferRequest, computed: Computed) -> 
         for spec in manifest.outputs
         if (spec.name in named if named else spec.name not in computed.withheld)
     )
-    return InferResponse(manifest.name, manifest.version, tensors, id=request.id)
+    return InferResponse(manifest.name, manifest.version, tensors, id=request.id, parameters=computed.parameters)
 
 
 def _tensor(spec: TensorSpec, outputs: Mapping[str, NDArray[Any]]) -> Tensor:

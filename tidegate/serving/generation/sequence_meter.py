@@ -1,0 +1,72 @@
+"""The sequence meter counts a generation's tokens on their way to its reader, and the time that the reader held it up.
+
+A reader that takes nothing pauses its sequence once its window is full. That time is the reader's: it says nothing of
+how fast the model is, and must not be learned from (`generating_variant.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate import clock
+from tidegate.token_sink import MAX_WINDOW, TokenBatch, TokenSink
+
+
+class SequenceMeter:
+    """A `TokenSink` before another, or before none: then nothing is ever held up.
+
+    Args:
+        max_tokens: of the whole answer: after these no credit is needed.
+    """
+
+    __slots__ = ("_credit", "_granted", "_max_tokens", "_paused_s", "_paused_since", "_sink", "first_at", "tokens")
+
+    def __init__(self, sink: TokenSink | None, max_tokens: int) -> None:
+        self.first_at: float | None = None
+        self.tokens = 0
+        self._sink = sink
+        self._max_tokens = max_tokens
+        self._granted = self.window
+        self._credit: Callable[[int], None] | None = None
+        self._paused_s = 0.0
+        self._paused_since: float | None = None
+
+    @property
+    def window(self) -> int:
+        return MAX_WINDOW if self._sink is None else self._sink.window
+
+    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
+        if self._sink is not None:
+            self._sink.started(prompt_tokens, cached_tokens)
+
+    def put(self, batch: TokenBatch) -> None:
+        count = len(batch.ids)
+        if self.first_at is None:
+            self.first_at = clock.now()
+        self.tokens += count
+        if self._sink is not None:
+            self._sink.put(batch)
+            if self._granted <= self.tokens < self._max_tokens and self._paused_since is None:
+                self._paused_since = clock.now()
+        elif self._credit is not None:
+            self._credit(count)
+
+    def on_credit(self, credit: Callable[[int], None]) -> None:
+        self._credit = credit
+        if self._sink is not None:
+            self._sink.on_credit(self._on_read)
+
+    def paused_s(self, now: float) -> float:
+        """Seconds so far in which its reader held it up."""
+        return self._paused_s + (0.0 if self._paused_since is None else now - self._paused_since)
+
+    def _on_read(self, tokens: int) -> None:
+        self._granted += tokens
+        if self._paused_since is not None and self._granted > self.tokens:
+            self._paused_s += clock.now() - self._paused_since
+            self._paused_since = None
+        if self._credit is not None:
+            self._credit(tokens)
+
+    def __repr__(self) -> str:
+        return f"<SequenceMeter {self.tokens} of {self._max_tokens} tokens{', paused' if self._paused_since else ''}>"
