@@ -62,6 +62,7 @@ from gateway.targets.directory import Directory
 from gateway.telemetry import Telemetry, run_soon
 from tidegate import clock
 from tidegate.fleet.topics import Topics
+from tidegate.generate.text.text_models import TextModels
 from tidegate.link.client import ROOM_BYTES
 from tidegate.models.generative import Generative
 from tidegate.models.repository import Repository
@@ -104,6 +105,7 @@ class Gateway:
         self.repository = Repository(config.model_repository or Path())  # without one it is never asked for a folder
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
         self.tokenizers = Tokenizers(self.repository)
+        self.texts = TextModels(self.repository)
         scaling = ReplicaScaler(config.scaling.spec)
         self.fleet = Fleet(self.catalog.feature_of, draw=draw, scaling=scaling)
         self.defaults = DefaultVersions(self.catalog, self.fleet)
@@ -257,6 +259,8 @@ class Gateway:
         if self.config.mqtt:
             await self._follow_fleet(self.config.mqtt)
         await self.tokenizers.load(self.catalog.manifests)  # before the servers: no caller waits for it
+        self._stack.push_async_callback(self.texts.aclose)
+        await self.texts.load(self.catalog.manifests)
         if self.watch is not None:
             await self._stack.enter_async_context(self.watch)
         server = await self._open_grpc_server()
@@ -433,6 +437,7 @@ class Gateway:
             body_limits=self.config.limits.body,
             held=self._held,
             usage=self.metrics.generative,
+            texts=self.texts,
         )
         return [*(oip or self._oip_routes()).table(), *openai, *openapi_routes()]
 

@@ -207,7 +207,11 @@ class RequestExecution:
         now = clock.now()
         self._note(RequestEvent(now, "begun", number))
         self._perform(self._machine.begun(number, now), now)
-        return number in self._attempts  # it is not if another one had begun
+        if number not in self._attempts:  # another one had begun
+            return False
+        if self._call.on_begun is not None:
+            self._call.on_begun(self._machine.route_of(number))
+        return True
 
     def _answered(self, number: int, reply: Reply) -> None:
         attempt = self._over(number)

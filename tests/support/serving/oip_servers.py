@@ -11,6 +11,7 @@ import grpc
 from aiohttp import web
 
 from tests.support.serving.host import FakeHost
+from tidegate.generate.text.text_models import TextModels
 from tidegate.models.manifest import Manifest
 from tidegate.oip import body_budget
 from tidegate.oip import content_limits as limits_
@@ -63,6 +64,7 @@ async def serving(
     )
     app.add_routes(oip.table())
     texts = Tokenizers(OneFolder(tokenizers))
+    generating = TextModels(OneFolder(tokenizers))
     app.add_routes(
         openai_routes(
             host,
@@ -72,6 +74,7 @@ async def serving(
             limits=limits,
             body_limits=body_limits,
             held=held,
+            texts=generating,
         )
     )
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, auto_decompress=False)
@@ -89,3 +92,4 @@ async def serving(
     finally:
         await server.stop(0)
         await runner.cleanup()
+        await generating.aclose()
