@@ -96,7 +96,7 @@ def write_model(models: Path) -> Path:
     manifest = text_side_folder(folder)
     assert manifest.generative is not None
     artefact = write_pace(
-        folder, step_ms=STEP_MS, slots=SLOTS, prefill_ms=PREFILL_MS, prefill_chunk=4096, context=512, ids=(3, 255)
+        folder, step_ms=STEP_MS, slots=SLOTS, prefill_ms=PREFILL_MS, prefill_chunk=4096, context=512, ids=(3, 90)
     )
     cost = replace(
         COST,

@@ -148,6 +148,16 @@ def test_a_fixed_limit_stays_at_its_cap_and_one_for_nobody_is_an_error() -> None
         AdaptiveLimit(0)
 
 
+def test_as_many_are_let_in_as_targets_generate_at_a_time_however_few_have_ended() -> None:
+    slots = 0
+    limit = AdaptiveLimit(1000, start=50, slots=lambda: slots)
+    assert [limit.try_acquire() for _ in range(60)].count(True) == 50
+    slots = 500  # a pool came
+    assert [limit.try_acquire() for _ in range(1000)].count(True) == 500 - 50
+    slots = 5000
+    assert [limit.try_acquire() for _ in range(1000)].count(True) == 1000 - 500, "and never more than the cap"
+
+
 @pytest.mark.slow
 @given(
     st.integers(1, 400),
