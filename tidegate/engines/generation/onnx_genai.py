@@ -39,6 +39,7 @@ from tidegate.engines.errors import EngineError, failure_of
 from tidegate.engines.generation.genai_config import read_genai_config
 from tidegate.engines.generation.limits import NO_LIMITS, GenerationLimits
 from tidegate.engines.generation.logprobs import token_logprobs
+from tidegate.engines.generation.sampling import is_greedy
 from tidegate.generate.engine import SequenceProgress
 from tidegate.generate.request import GenerateRequest
 from tidegate.generate.usage import FinishReason
@@ -46,7 +47,6 @@ from tidegate.token_sink import TokenBatch
 
 DEFAULT_SLOTS: Final = 4
 CHUNK_TOKENS: Final = 64
-_LEAST_TEMPERATURE: Final = 1e-3  # below it all the mass is on one token, and quotients overflow
 _LOOK_AGAIN_S: Final = 0.005  # whether there is room for another cache, where all that are due wait for it
 
 
@@ -211,7 +211,7 @@ class OnnxGenerativeEngine:
             "no_repeat_ngram_size": 0,
             "do_sample": False,
         }
-        if sampling.temperature >= _LEAST_TEMPERATURE and sampling.top_p > 0.0 and sampling.top_k != 1:
+        if not is_greedy(sampling):
             whole = self._vocabulary_size
             top_k = sampling.top_k if 0 < sampling.top_k < whole else 0
             options |= {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}

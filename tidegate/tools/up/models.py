@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tidegate.models.repository import Repository
-from tidegate.tools.build.demo.demo_models import RECIPES, intact_manifest
+from tidegate.tools.build.demo.demo_models import RECIPES, STANDARD, intact_manifest
 from tidegate.tools.up.children import ChildFailed, Event, append_to, describe_exit, log_tail, parse_event
 
 
@@ -35,7 +35,7 @@ def missing_models(root: Path, *, own: bool = False) -> list[str]:
     served = {one.name for one in Repository(root).manifests()} if root.is_dir() else set()
     if served - set(RECIPES) or (own and served):
         return []
-    return [name for name, (_, version) in RECIPES.items() if intact_manifest(root, name, version) is None]
+    return [name for name in STANDARD if intact_manifest(root, name, RECIPES[name][1]) is None]
 
 
 async def build_models(names: list[str], root: Path, log_path: Path, on_event: Callable[[Event], None]) -> None:

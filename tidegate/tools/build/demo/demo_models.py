@@ -19,7 +19,12 @@ from tidegate.tools.build.progress import Progress
 from tidegate.tools.build.staging import model_lock, staged_version
 
 # name → (module with `build`, version); the modules import torch and more, so only the one that is built is imported
-RECIPES = {"minilm": ("tidegate.tools.build.demo.minilm", "2"), "digits": ("tidegate.tools.build.demo.digits", "2")}
+RECIPES = {
+    "minilm": ("tidegate.tools.build.demo.minilm", "2"),
+    "digits": ("tidegate.tools.build.demo.digits", "2"),
+    "smollm2": ("tidegate.tools.build.demo.smollm2", "1"),
+}
+STANDARD = ("minilm", "digits")  # what `tidegate up` serves; the others want packages that no extra brings
 
 
 def build_demo(
