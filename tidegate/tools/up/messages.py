@@ -17,6 +17,13 @@ Json = Mapping[str, Any]
 REASON_MAX_CHARACTERS: Final = 160
 
 EXAMPLE_TEXT = "Time and tide wait for no one."
+EXAMPLE_CHAT: Final = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 40,
+    "stream": True,
+}
 # "hello world" between the markers that BERT-style models want; the tokenizer of `minilm` makes these of it.
 EXAMPLE_TOKENS = [101, 7592, 2088, 102]
 
@@ -116,12 +123,16 @@ def _variants(variants: Iterable[Any]) -> str:
 
 def commands(plan: Plan, python: str, state: Json) -> list[tuple[str, str]]:
     """(what it shows, the command) of the commands to copy: three for the demo's text model, where it is served."""
-    if not any(model.get("name") == "minilm" for model in state.get("models", ())):
-        return [("what is served, and by whom", f"{_trust(plan)}tidegate status --admin {plan.admin}")]
+    served = {model.get("name") for model in state.get("models", ())}
+    chat = [("a chat, token by token", _curl(plan, "/v1/chat/completions", EXAMPLE_CHAT, "curl -iN"))]
+    if "minilm" not in served:
+        status = [("what is served, and by whom", f"{_trust(plan)}tidegate status --admin {plan.admin}")]
+        return (chat if "smollm2" in served else []) + status
     return [
         ("text in, vector out", _curl(plan, "/v1/embeddings", {"model": "minilm", "input": EXAMPLE_TEXT})),
         ("tensors in, tensors out", _curl(plan, "/v2/models/minilm/infer", _infer_body())),
         ("the OpenAI SDK", f"{_trust(plan)}{_key(plan)}{shlex.quote(python)} -c {shlex.quote(_sdk_program(plan))}"),
+        *(chat if "smollm2" in served else ()),
     ]
 
 
@@ -140,10 +151,10 @@ def admission(plan: Plan) -> str:
     )
 
 
-def _curl(plan: Plan, path: str, body: Json) -> str:
+def _curl(plan: Plan, path: str, body: Json, command: str = "curl -i") -> str:
     # -i: the headers show where the answer was made, and why there
     secure = plan.secure
-    words = ["curl -i"]
+    words = [command]
     if secure is not None:
         header = f'-H "Authorization: Bearer $(cat {shlex.quote(str(secure.api_key_file))})"'
         words += ["--cacert", shlex.quote(str(secure.ca)), header]

@@ -68,7 +68,7 @@ def test_variants_may_be_plain_names() -> None:
 
 
 def test_the_commands_to_copy_are_whole_shell_words_with_bodies_that_parse() -> None:
-    state = {"models": [{"name": "digits"}, {"name": "minilm"}]}
+    state = {"models": [{"name": "digits"}, {"name": "minilm"}, {"name": "smollm2"}]}
     for title, command in commands(PLAN, "/a path/python", state):
         words = shlex.split(command)
         assert words[0] in ("curl", "/a path/python"), title
