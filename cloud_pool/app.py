@@ -31,7 +31,7 @@ from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
-from cloud_pool.workers.catalogue import check_memory, read_catalogue
+from cloud_pool.workers.catalogue import check_memory, read_catalogue, weights_bytes
 from cloud_pool.workers.device_worker import PoolLoadable
 from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController, cost_ratio
@@ -155,15 +155,14 @@ class PoolApp:
         )
         places = self._places()
         memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes())
-        on_cpu = sum(computes_on_cpu(place.device) for place in places)
-        check_memory(loadables, workers=on_cpu, limit_bytes=memory_limit.of(None), device="cpu")
+        plain = [one for one in loadables if one.manifest.generative is None]
+        generating = [one for one in loadables if one.manifest.generative is not None]
+        self._check_memory(plain, generating, places, memory_limit.of(None))
         standby = Standby(config.standby_wait_s) if config.standby_workers else None
         traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
         self._scheduler = await self._stack.enter_async_context(
             PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)), on_traced=partial(_trace_batch, traces))
         )
-        plain = [one for one in loadables if one.manifest.generative is None]
-        generating = [one for one in loadables if one.manifest.generative is not None]
         self._supervisor = self._new_supervisor(plain, self._scheduler, places if plain else [], memory_limit)
         self._generating = self._new_generating(generating, self._scheduler, memory_limit)
         epoch = int(clock.utc_s() * 1e6)
@@ -268,6 +267,20 @@ class PoolApp:
             cores=sorted(os.sched_getaffinity(0)),
             pinned=config.cpu_affinity,
         )
+
+    def _check_memory(
+        self,
+        plain: list[PoolLoadable],
+        generating: list[PoolLoadable],
+        places: list[WorkerPlace],
+        limit_bytes: float,
+    ) -> None:
+        """Refuse what cannot fit into the machine's memory: what generates is there once for each device."""
+        once = sum(computes_on_cpu(device) for device in self.config.devices or (self.config.device,))
+        check_memory(generating, workers=once, limit_bytes=limit_bytes, device="cpu")
+        left_bytes = limit_bytes - once * sum(weights_bytes(one.variant) for one in generating)
+        on_cpu = sum(computes_on_cpu(place.device) for place in places)
+        check_memory(plain, workers=on_cpu, limit_bytes=left_bytes, device="cpu")
 
     def _new_supervisor(
         self,

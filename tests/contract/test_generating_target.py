@@ -282,6 +282,9 @@ async def test_what_cannot_be_done_is_refused_with_numbers_and_a_way_out(serving
         late = await refusal(budget_s=0.0005, prompt=tuple(range(3, 103)), max_tokens=20)
         assert isinstance(late, DeadlineExceeded)
 
+        schema = await refusal(schema='{"type": "object"}')
+        assert isinstance(schema, InvalidRequest) and "follows no JSON schema" in schema.message
+
         text = Tensor("text_input", Datatype.BYTES, (1,), b"\x02\x00\x00\x00hi")
         for wrong in (
             InferRequest("talker", (text,)),

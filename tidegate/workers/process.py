@@ -331,7 +331,8 @@ class WorkerProcess:
             first_token_s: the same for the first token; None: as between two.
 
         Raises:
-            InternalError: the engine refused it or failed, or there is none under `key`; the worker lives on.
+            InvalidRequest: the engine refused it, since it asks for what the engine cannot do.
+            InternalError: the engine failed, or there is none under `key`; the worker lives on.
             OutOfMemory: the engine had too little memory for it; the worker lives on.
             TooLarge: the prompt or the schema is too large to travel.
             WorkerDied: the child is gone.

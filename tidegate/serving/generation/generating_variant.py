@@ -31,7 +31,7 @@ from tidegate.metrics.generated import GeneratedCounts, GeneratingState
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.work import generated_units
 from tidegate.outcome import DeadlineExceeded, NotSupported
-from tidegate.serving.generation.sequence_meter import SequenceMeter
+from tidegate.serving.generation.sequence_meter import SequenceMeter, reading
 from tidegate.serving.generation.sequence_scheduler import SequenceNeed, SequenceResult, SequenceScheduler
 from tidegate.serving.target_model import Computation, Computed
 from tidegate.token_sink import TokenSink
@@ -127,21 +127,22 @@ class GeneratingVariant:
             began_at.append(now := clock.now())
             left_s = max(0.0, computation.deadline - now) / max(1.0, computation.work.units)
             prompt_units = max(1.0, computation.work.units - request.max_tokens + 1)
-            return await self._workers.generate(
-                place,
-                self.variant.name,
-                request,
-                meter,
-                token_interval_s=max(_LEAST_S, left_s),
-                first_token_s=max(_LEAST_S, left_s * prompt_units),
-            )
+            async with reading(meter):
+                return await self._workers.generate(
+                    place,
+                    self.variant.name,
+                    request,
+                    meter,
+                    token_interval_s=max(_LEAST_S, left_s),
+                    first_token_s=max(_LEAST_S, left_s * prompt_units),
+                )
 
         try:
             done = await self.scheduler.run(need, work, unavailable=self._workers.unready, on_accepted=call.on_accepted)
         except BaseException as error:
             if began_at:
                 self._broken(request, meter, clock.now() - began_at[0])
-            if isinstance(error, DeadlineExceeded) and meter.tokens:
+            if isinstance(error, DeadlineExceeded) and meter.tokens and clock.now() >= computation.deadline:
                 words = f"ran out of time after {meter.tokens} of up to {request.max_tokens} tokens"
                 raise DeadlineExceeded(words) from None
             raise
