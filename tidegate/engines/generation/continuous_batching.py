@@ -16,13 +16,15 @@ What it leaves to us is the choice of tokens (`sequence_sampler.py`), which ther
     JSON schemas      are refused
 
 The attention cache has `cache_bytes`, or room for all slots at once with `_DEFAULT_TOKENS` each. One sequence may have
-all of it and no more. Weights are read from safetensors, which hold no code; code that a configuration names is not run.
+all of it and no more. Weights are read from safetensors, which hold no code; code that a configuration names is not
+run.
 
 It can be wrong where transformers' parts change: they have no stable interface, so its version is pinned.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,9 +53,12 @@ _STEP_TOKENS: Final = {"cpu": 256, "cuda": 2048}  # of prompts and sequences in 
 class BatchedSequence:
     """One sequence, as its host sees it."""
 
-    __slots__ = ("cached_tokens", "made", "request", "sampling", "stop_tokens")
+    __slots__ = ("cached_tokens", "id", "made", "request", "sampling", "stop_tokens")
 
-    def __init__(self, request: GenerateRequest, stop_tokens: frozenset[int], sampling: SequenceSampling) -> None:
+    def __init__(
+        self, id: int, request: GenerateRequest, stop_tokens: frozenset[int], sampling: SequenceSampling
+    ) -> None:
+        self.id = id
         self.request = request
         self.stop_tokens = stop_tokens
         self.sampling = sampling
@@ -101,12 +106,14 @@ class ContinuousBatchingEngine:
         self._stop_tokens = frozenset(limits.stop_tokens or _ids(config.eos_token_id))
         pages = _pages(config, self._model.dtype, limits.cache_bytes, self._slots * min(self._context, _DEFAULT_TOKENS))
         self._sampler = SequenceSampler()
-        self._sequences: dict[int, BatchedSequence] = {}
+        self._sequences: dict[str, BatchedSequence] = {}  # by names of transformers', which never come twice
+        self._names: dict[int, str] = {}
+        self._counted = itertools.count()
         try:
             self._manager = _manager(self._model, self._sampler, pages, self._slots, chosen)
         except Exception as error:  # the device's memory, and what transformers does not batch
             raise failure_of(error, f"{artefact}: transformers cannot batch it") from error
-        self._processor: Any = self._manager.batch_processor
+        self.processor: Any = self._manager.batch_processor  # transformers' scheduler, cache and batch
         self._cache_tokens = pages * _PAGE_TOKENS
         self.device_meter = CudaMeter(chosen) if chosen.type == "cuda" else None
 
@@ -118,11 +125,12 @@ class ContinuousBatchingEngine:
         self._refuse(request)
         stop_tokens = frozenset() if request.ignore_stop else self._stop_tokens | frozenset(request.stop_tokens)
         sampling = SequenceSampling(request, self._stop_tokens)
-        self._sampler.begin(str(id), sampling)
-        self._sequences[id] = BatchedSequence(request, stop_tokens, sampling)
+        name = self._names[id] = str(next(self._counted))
+        self._sampler.begin(name, sampling)
+        self._sequences[name] = BatchedSequence(id, request, stop_tokens, sampling)
         self._manager.add_request(
             list(request.prompt),
-            request_id=str(id),
+            request_id=name,
             max_new_tokens=min(request.max_tokens, self._context - len(request.prompt)),
             streaming=True,
             eos_token_id=sorted(stop_tokens),
@@ -131,21 +139,21 @@ class ContinuousBatchingEngine:
     def step(self, due: Sequence[int]) -> list[SequenceProgress]:
         """One forward pass for all sequences, whether due or not. Blocks. Raises EngineError."""
         try:
-            if self._processor.prepare_next_batch():
+            if self.processor.prepare_next_batch():
                 self._note_cached()
-                self._processor._generation_step(self._model)
-                self._processor.update_batch()
+                self.processor._generation_step(self._model)
+                self.processor.update_batch()
         except Exception as error:  # torch raises many classes, most of them RuntimeError
-            self._processor.fail_all_requests(error)
+            self.processor.fail_all_requests(error)
             self._forget_all()
             raise failure_of(error, f"{self.artefact.name}: transformers cannot run it") from error
         return [progress for output in self._outputs() if (progress := self._progress(output)) is not None]
 
     def cancel(self, id: int) -> None:
         """Nothing more comes of it; its pages are free before the next step."""
-        if self._sequences.pop(id, None) is not None:
-            self._sampler.end(str(id))
-            self._manager.cancel_request(str(id))
+        if (name := self._names.get(id)) is not None:
+            self._end(name)
+            self._manager.cancel_request(name)
 
     def _refuse(self, request: GenerateRequest) -> None:
         """Raise EngineError for what cannot be computed."""
@@ -171,8 +179,8 @@ class ContinuousBatchingEngine:
 
     def _note_cached(self) -> None:
         """What the cache had of each prompt that has just been scheduled for the first time."""
-        for scheduled in self._processor.inputs_and_outputs.requests_in_batch:
-            sequence = self._sequences.get(int(scheduled.state.request_id))
+        for scheduled in self.processor.inputs_and_outputs.requests_in_batch:
+            sequence = self._sequences.get(scheduled.state.request_id)
             if sequence is not None and sequence.cached_tokens is None:
                 sequence.cached_tokens = scheduled.state.position_offset - scheduled.query_length
 
@@ -182,30 +190,30 @@ class ContinuousBatchingEngine:
         return [queue.get_nowait() for _ in range(queue.qsize())]
 
     def _progress(self, output: Any) -> SequenceProgress | None:
-        id = int(output.request_id)
-        sequence = self._sequences.get(id)
+        name = output.request_id
+        sequence = self._sequences.get(name)
         if sequence is None:
             return None  # it was cancelled
         if output.error is not None:
-            self._end(id)
-            return SequenceProgress(id, error=f"{self.artefact.name} failed: {output.error}")
+            self._end(name)
+            return SequenceProgress(sequence.id, error=f"{self.artefact.name} failed: {output.error}")
         cached = 0 if sequence.made else sequence.cached_tokens or 0
         ids = output.generated_tokens[sequence.made :]
         stopped = bool(ids) and ids[-1] in sequence.stop_tokens
         finished: FinishReason | None = None
         if output.is_finished():
             finished = "stop" if stopped else "length"
-            self._end(id)
+            self._end(name)
         batch = sequence.batch(ids[:-1] if stopped else ids)
-        return SequenceProgress(id, batch if batch.ids else None, cached, finished, stop_token=stopped)
+        return SequenceProgress(sequence.id, batch if batch.ids else None, cached, finished, stop_token=stopped)
 
-    def _end(self, id: int) -> None:
-        del self._sequences[id]
-        self._sampler.end(str(id))
+    def _end(self, name: str) -> None:
+        del self._names[self._sequences.pop(name).id]
+        self._sampler.end(name)
 
     def _forget_all(self) -> None:
-        for id in list(self._sequences):
-            self._end(id)
+        for name in list(self._sequences):
+            self._end(name)
         self._outputs()
 
     def __repr__(self) -> str:
@@ -230,7 +238,7 @@ def load_causal_model(artefact: Path, device: torch.device) -> Any:
 
         logging.set_verbosity_error()  # type: ignore[no-untyped-call]
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        model = AutoModelForCausalLM.from_pretrained(
+        model: Any = AutoModelForCausalLM.from_pretrained(
             str(artefact.parent),
             dtype="auto",
             attn_implementation="sdpa",
@@ -253,7 +261,7 @@ def _manager(model: Any, sampler: SequenceSampler, pages: int, slots: int, devic
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     manager = model.init_continuous_batching(
-        GenerationConfig(do_sample=False, eos_token_id=-1),
+        GenerationConfig(do_sample=False, eos_token_id=-1),  # type: ignore[no-untyped-call]
         ContinuousBatchingConfig(
             page_size=_PAGE_TOKENS,
             num_blocks=pages,

@@ -17,7 +17,7 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from tidegate.models.manifest import Manifest
+from tidegate.models.manifest import Manifest, Where
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.validate import name_problem
 from tidegate.runtime.duration import Duration
@@ -251,7 +251,7 @@ def _add_generative(name: str, repository: Path, force: bool, source: Path, only
             raise BuildError(f"--generative and --{key} do not go together: it brings all of its own")
     # OpenMP's threads wait by spinning, as in `build`.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    where = (only,) if only else ("pool", "edge")
+    where: tuple[Where, ...] = (only,) if only else ("pool", "edge")
     with _shown(name, json_progress=False) as progress:
         manifest = add_generative(source, repository, name, version, progress, where=where, force=force)
     record_in_trail(repository, "model-added", manifest)

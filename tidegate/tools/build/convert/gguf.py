@@ -8,6 +8,7 @@ the weights are moved into a fresh one.
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
                 str(path.parent),
                 config=config,
                 dtype=torch.bfloat16,
-                quantization_config=GgufConfig(dequantize=True),  # type: ignore[no-untyped-call]
+                quantization_config=GgufConfig(dequantize=True),
                 **place,
             )
     except (ValueError, KeyError, IndexError, OSError, ImportError, NotImplementedError) as error:
@@ -79,8 +80,7 @@ def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
 def _read_once() -> Iterator[None]:
     """Within, transformers' tokenizer, configuration and weights share one reader: each would walk the file anew, which
     at a hundred thousand words of a vocabulary is some seconds."""
-    import gguf
-
+    gguf: Any = importlib.import_module("gguf")
     opened = gguf.GGUFReader
     gguf.GGUFReader = functools.cache(opened)
     try:
