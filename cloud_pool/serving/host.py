@@ -28,6 +28,7 @@ class PoolHost(TargetHost[PoolModel]):
         lesser: the precision that answers requests without a demand, while `degraded()`; "" is none.
         spare: whether variants of that precision answer nothing but demands, at other times.
         epoch: unique to this process and larger than that of the one before.
+        on_missed: as `TargetHost` calls it.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class PoolHost(TargetHost[PoolModel]):
         spare: bool = False,
         degraded: Callable[[], bool] = lambda: False,
         traces: ServedTraces | None = None,
+        on_missed: Callable[[float, float], None] = lambda _arrived_at, _ended_at: None,
     ) -> None:
         server_name = f"pool/{name}"
         models = ModelTable[PoolModel](server_name)
-        super().__init__(server_name, models, scheduler, epoch=lambda: epoch, traces=traces)
+        super().__init__(server_name, models, scheduler, epoch=lambda: epoch, traces=traces, on_missed=on_missed)
         self.epoch = epoch
         self.sequences = SequenceStates()
         self._name = name

@@ -35,6 +35,8 @@ class EngineProcess(Protocol):
     def pid(self) -> int | None: ...
     @property
     def starved_s(self) -> float: ...
+    @property
+    def collected_s(self) -> float: ...
     async def load(self, spec: EngineSpec) -> LoadResult: ...
     async def infer(self, key: str, inputs: Arrays) -> ComputeResult: ...
     async def died(self) -> str: ...
@@ -84,6 +86,11 @@ class DeviceWorker:
     @property
     def pid(self) -> int | None:
         return self._process.pid
+
+    @property
+    def collected_s(self) -> float:
+        """Seconds that the process spent on garbage collections."""
+        return self._process.collected_s
 
     @property
     def on_device(self) -> tuple[int, int] | None:
