@@ -49,7 +49,7 @@ from gateway.layers.quarantine import QuarantineListener, quarantine
 from gateway.layers.stack import Service, stack
 from gateway.layers.versions import versions
 from gateway.link_port import advertised_dial_address, dial_in_server_of, link_port
-from gateway.observe.conditions import OtherCondition, name_conditions
+from gateway.observe.conditions import OtherCondition, loop_conditions, name_conditions
 from gateway.operate.admin_routes import admin_middlewares, operator_routes, require_right
 from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.trial_report import trial_families
@@ -397,7 +397,8 @@ class Gateway:
             await self._publish_operator_token()
 
     def _other_conditions(self, now: float) -> list[OtherCondition]:
-        return name_conditions(self.claims, now)
+        cost = self.telemetry.loop_lag.cost
+        return [*name_conditions(self.claims, now), *loop_conditions(self.config.name, cost)]
 
     async def _publish_operator_token(self) -> None:
         port, token = port_of(self.addresses["admin"]), self.operator_token

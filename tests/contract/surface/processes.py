@@ -60,6 +60,7 @@ from tidegate.fleet.reported import ModelReport, Reported, RolloutState
 from tidegate.generate.usage import Usage, usage_parameters
 from tidegate.link.service import LinkService
 from tidegate.metrics.exposition import Exposition
+from tidegate.metrics.loop_families import loop_families
 from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.served import ServedCounts
 from tidegate.netsim.proxy.control import control_app
@@ -104,7 +105,7 @@ def _of_a_gateway() -> list[Metric]:
     )
     counted.add(lambda: [condition_family(fleet), *scaling_families(_busy()), *trial_families(_on_trial())])
     counted.add(tracing.families)
-    counted.add(LoopLag().families)
+    counted.add(lambda: loop_families(LoopLag()))
     counted.began(call)
     counted.answered(call, _reply(), NOW + 0.07)
     counted.generation.answered(call, _generated(), NOW + 0.07)
@@ -138,7 +139,7 @@ def _of_an_edge() -> list[Metric]:
 
 def _with_loop_lag(collect: Callable[[], Iterable[Metric]]) -> list[Metric]:
     exposition = Exposition(collect)
-    exposition.add(LoopLag().families)
+    exposition.add(lambda: loop_families(LoopLag()))
     return list(exposition.own())
 
 
