@@ -243,6 +243,7 @@ class PoolApp:
             coalesced=lambda: self.host.coalesced,
             served=self.host.served,
             sandbox=sandbox_parts(self.config.sandbox),
+            generating=self._generating,
         )
         exposition = Exposition(metrics.collect)
         exposition.add((await self._stack.enter_async_context(LoopLag())).families)

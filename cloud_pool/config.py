@@ -203,8 +203,9 @@ class PoolConfig(ProcessConfig):
     generation_cache_bytes: int | None = Field(
         None,
         ge=1 << 20,
-        description="Most bytes of attention caches of a model that generates on one device, for all answers that it is at; what has "
-        "no room waits. More lets more and longer ones run at once. None: as many as its slots may need.",
+        description="Most bytes of attention caches of a model that generates on one device, for all answers that it "
+        "is at; what has no room waits. More lets more and longer ones run at once. None: as many as its slots may "
+        "need.",
     )
     shares: Shares = Field(
         {},

@@ -303,6 +303,7 @@ class EdgeApp:
                 self._sensors,
                 self._sync,
                 sandbox_parts(config.sandbox),
+                self._generated,
             )
 
     def _add_services(self, server: grpc.aio.Server) -> None:

@@ -81,10 +81,15 @@ class GeneratingReplica:
         self._supervised = SupervisedWorker[DeviceWorker](
             self,
             start=self._started,
-            name_of=lambda number: f"{loadable.key}@{place.name}.{number}",
+            name_of=lambda number: f"{self.name}.{number}",
             backoff=backoff,
             cannot_start=f"{loadable.key} cannot be served",
         )
+
+    @property
+    def name(self) -> str:
+        """Of its variant and its place."""
+        return f"{self._loadable.key}@{self.place.name}"
 
     @property
     def state(self) -> ModelState:

@@ -20,6 +20,8 @@ from edge_agent.serving.runner import Runner
 from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate import clock
 from tidegate.metrics.families import counter, gauge, single
+from tidegate.metrics.generated import GeneratedCounts
+from tidegate.metrics.generation import generation_families
 from tidegate.metrics.serving import served_families
 
 
@@ -34,7 +36,9 @@ class EdgeMetrics:
         sensors: Sensors,
         sync: EdgeSync | None,
         sandbox: Mapping[str, bool] | None = None,
+        generated: GeneratedCounts | None = None,
     ) -> None:
+        self._generated = generated or GeneratedCounts()
         self._sandbox = sandbox or {}
         self._host = host
         self._runners = runners
@@ -46,6 +50,8 @@ class EdgeMetrics:
         yield from served_families("tidegate_edge", self._host.served, self._host.statistics())
         yield from self._queue_families()
         yield from self._model_families()
+        states = [one.state(runner.name) for runner in self._runners() for one in runner.generating.values()]
+        yield from generation_families("tidegate_edge", self._generated, states)
         yield from self._device_families()
 
     def _queue_families(self) -> Iterator[Metric]:

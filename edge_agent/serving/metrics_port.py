@@ -10,6 +10,7 @@ from edge_agent.fleet.sync import EdgeSync
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
 from edge_agent.serving.scheduler import EdgeScheduler
+from tidegate.metrics.generated import GeneratedCounts
 from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.runtime.process import StartError
 
@@ -23,6 +24,7 @@ async def open_metrics(
     sensors: Sensors,
     sync: EdgeSync | None,
     sandbox: Mapping[str, bool],
+    generated: GeneratedCounts,
 ) -> str:
     """Where it listens, until the stack ends. Raises StartError."""
     try:
@@ -32,7 +34,7 @@ async def open_metrics(
         from tidegate.metrics.loop_lag import LoopLag
     except ModuleNotFoundError as error:
         raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
-    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox)
+    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox, generated)
     exposition = Exposition(metrics.collect)
     exposition.add((await stack.enter_async_context(LoopLag())).families)
     door = ScrapeServer(exposition.render, *address)

@@ -217,7 +217,8 @@ class RequestExecution:
         if attempt is None:
             return
         now = clock.now()
-        link_s = attempt.answered(reply.stages, reply.load, now, tensor_bytes(reply.response.outputs))
+        work = self._context.ask_builder.computed(self._request, reply.response)
+        link_s = attempt.answered(reply.stages, reply.load, now, tensor_bytes(reply.response.outputs), work=work)
         self._answers[number] = reply, link_s, now
         if self._context.listener is not None:
             self._context.listener.answered(attempt.candidate.offered.target.spec.id)

@@ -7,9 +7,21 @@ way, are counted as wasted and not as output.
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from tidegate.generate.usage import Usage
 from tidegate.metrics.histogram import DURATIONS_S, STAGES_S, Histogram
+
+
+class GeneratingState(NamedTuple):
+    """How one generating variant of a target is doing."""
+
+    model: str
+    variant: str
+    running: int
+    waiting: int
+    slots: int
+    reserved_bytes: int  # of attention caches
 
 
 class GeneratedCounts:

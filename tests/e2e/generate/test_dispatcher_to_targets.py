@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -26,7 +24,6 @@ from tidegate.config import load
 from tidegate.generate.request import GenerateRequest, ids_of, infer_request
 from tidegate.generate.token_stream import TokenStream
 from tidegate.generate.usage import usage_of
-from tidegate.outcome import PeerError
 from tidegate.types import Call, Reply
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

@@ -27,7 +27,7 @@ from tidegate.estimate.service_time import ServiceTime
 from tidegate.generate.check import checked_generation
 from tidegate.generate.request import OUTPUT_IDS, TEXT_OUTPUT, GenerateRequest
 from tidegate.generate.usage import Generated, Usage, usage_parameters
-from tidegate.metrics.generated import GeneratedCounts
+from tidegate.metrics.generated import GeneratedCounts, GeneratingState
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.work import generated_units
 from tidegate.outcome import DeadlineExceeded, NotSupported
@@ -88,6 +88,13 @@ class GeneratingVariant:
         self._workers = workers
         self._counts = counts
         self._expected_share = 1.0
+
+    def state(self, model: str) -> GeneratingState:
+        """How it is doing, under this name of its model."""
+        queue = self.scheduler
+        return GeneratingState(
+            model, self.variant.name, queue.in_flight, queue.queued, queue.slots, queue.reserved_bytes
+        )
 
     def measured(self, points: Sequence[tuple[float, float]]) -> ServiceTime:
         """What it costs here, as (work units, seconds)."""

@@ -10,9 +10,9 @@ wait in one queue:
                  keep a long one out for ever
 
 An answer may end at any token, its own and those ahead of it. So only what a request needs until its first token is
-certain, or all of it where it wants every token: a request for which there is less time than `OPTIMISM` of that is late
-for sure and is refused at once, and one that waits is refused at that instant, by a timer (`next_wake`). Merely probable
-lateness is for gateways to weigh. What could never fit is refused with what it needs and what there is.
+certain, or all of it where it wants every token: a request for which there is less time than `OPTIMISM` of that is
+late for sure and is refused at once, and one that waits is refused at that instant, by a timer (`next_wake`). Merely
+probable lateness is for gateways to weigh. What could never fit is refused with what it needs and what there is.
 
 Invariants: never more than `max_size` waiting; slots and memory of a place are never exceeded; every admitted ticket
 leaves exactly once, by `expire`, `leave` or `close`. O(waiting) an operation.

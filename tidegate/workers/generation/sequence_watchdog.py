@@ -2,8 +2,8 @@
 
 A worker tells of its steps (`silence.py`), and how long it may be silent follows from what its steps have taken;
 `limit_s` is the most, and holds alone while too little is known. As for single calls (`tidegate/workers/watchdog.py`),
-seconds in which the worker got no core, or computed where a device says so, are its excuse, and where this process stood
-still as well the worker gets its time anew.
+seconds in which the worker got no core, or computed where a device says so, are its excuse, and where this process
+stood still as well the worker gets its time anew.
 
     async with watchdog.watching():
         return await worker.generate(key, request, sink, ...)
