@@ -351,6 +351,7 @@ class Gateway:
             guard=self._entry,
             limits=self.config.limits.content,
             held=self._held,
+            texts=self.texts,
         )
 
     async def _open_http_servers(self) -> None:
@@ -424,6 +425,7 @@ class Gateway:
             limits=self.config.limits.content,
             body_limits=self.config.limits.body,
             held=self._held,
+            texts=self.texts,
         )
 
     def inference_routes(self, oip: OipRoutes | None = None) -> list[web.RouteDef]:

@@ -9,7 +9,7 @@ import structlog
 from aiohttp import web
 
 from tidegate.generate.text.text_side import PromptTooLong
-from tidegate.oip.http.server import close_if_broken, json_response
+from tidegate.oip.http.responses import close_if_broken, json_response
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.openai.wrong_parameter import WrongParameter
 from tidegate.outcome import CallerError, ModelNotFound, Overloaded, ServeError

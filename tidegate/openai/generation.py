@@ -37,7 +37,7 @@ from tidegate.oip.http.body import read_body
 from tidegate.oip.http.event_stream import EventStream
 from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
-from tidegate.oip.http.server import RefusalObserver, json_response
+from tidegate.oip.http.responses import RefusalObserver, json_response
 from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY, defer_of, version_of
 from tidegate.oip.unknown_headers import warn_of_unknown
 from tidegate.openai import chat, completions

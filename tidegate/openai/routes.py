@@ -37,7 +37,7 @@ from tidegate.oip.host import ModelHost
 from tidegate.oip.http.body import read_body
 from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
-from tidegate.oip.http.server import RefusalObserver, json_response
+from tidegate.oip.http.responses import RefusalObserver, json_response
 from tidegate.oip.reply import (
     ATTESTED_KEY,
     BUDGET_LEFT_KEY,

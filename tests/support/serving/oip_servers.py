@@ -57,14 +57,20 @@ async def serving(
     def refused(protocol: str, model: str, error: ServeError) -> None:
         servers.refused.append((protocol, model, error))
 
+    texts = Tokenizers(OneFolder(tokenizers))
+    generating = TextModels(OneFolder(tokenizers))
     app = web.Application(middlewares=[error_middleware])
     held = BodyMemory(body_limits.max_held_bytes)
     oip = OipRoutes(
-        host, max_body_bytes=MAX_BYTES, on_refused=refused, limits=limits, body_limits=body_limits, held=held
+        host,
+        max_body_bytes=MAX_BYTES,
+        on_refused=refused,
+        limits=limits,
+        body_limits=body_limits,
+        held=held,
+        texts=generating,
     )
     app.add_routes(oip.table())
-    texts = Tokenizers(OneFolder(tokenizers))
-    generating = TextModels(OneFolder(tokenizers))
     app.add_routes(
         openai_routes(
             host,
@@ -83,7 +89,10 @@ async def serving(
     runner.server.request_handler = oip.ahead_of(runner.server.request_handler)  # as in the gateway's door
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     server = grpc.aio.server(options=server_options(MAX_BYTES))
-    OipService(host, max_message_bytes=MAX_BYTES, on_refused=refused, limits=limits, held=held).add_to(server)
+    service = OipService(
+        host, max_message_bytes=MAX_BYTES, on_refused=refused, limits=limits, held=held, texts=generating
+    )
+    service.add_to(server)
     servers.grpc = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     servers.http = f"127.0.0.1:{runner.addresses[0][1]}"

@@ -4,7 +4,8 @@ What a token means depends on its neighbours: a character may take four tokens, 
 before the first word. So the text of new tokens is what decoding them *behind the tokens before* adds to decoding those
 alone. Text that ends in U+FFFD may be a character of which tokens are missing, and waits for them. No character needs
 more than four tokens, so the last three are all that can wait for a fourth: a model that writes no text at all is
-decoded in windows of a few tokens, and each token costs the same.
+decoded in windows of a few tokens, and each token costs the same. Most tokens of a byte-level vocabulary are whole
+characters, which mean the same everywhere: those are looked up (`fixed_text`).
 
 Source: the windows are those of text-generation-inference and vLLM; the bound on them is ours.
 """
@@ -23,7 +24,13 @@ _MOST: Final = 8  # tokens that end in no text until all but the last three are 
 class Decoder(Protocol):
     """The part of a tokenizer that is needed here."""
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """Their text, without special tokens."""
+        ...
+
+    def fixed_text(self, id: int) -> str | None:
+        """What a token adds wherever it stands; None where that depends on its neighbours."""
+        ...
 
 
 class Detokenizer:
@@ -43,6 +50,9 @@ class Detokenizer:
 
     def push(self, id: int) -> str:
         """The text that is certain now; "" while a character is unfinished."""
+        if not self._new and (fixed := self._decoder.fixed_text(id)) is not None:
+            self._before, self._before_text = [id], fixed
+            return fixed
         self._new.append(id)
         text = self._decode(self._before + self._new)
         if text.endswith(_BROKEN):
@@ -66,7 +76,7 @@ class Detokenizer:
         return added
 
     def _decode(self, ids: list[int]) -> str:
-        return self._decoder.decode(ids, skip_special_tokens=True) if ids else ""
+        return self._decoder.decode(ids) if ids else ""
 
     def __repr__(self) -> str:
         return f"<Detokenizer {len(self._new)} tokens waiting>"

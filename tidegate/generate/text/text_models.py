@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders
 
 from tidegate.generate.text.detokenizer import Detokenizer
 from tidegate.generate.text.template_renderer import TemplateRenderer
@@ -30,6 +30,7 @@ from tidegate.runtime.process import StartError
 
 INLINE_CHARACTERS: Final = 2048
 HEAD_CHARACTERS_PER_TOKEN: Final = 32  # English has 4 to 5
+_BROKEN: Final = "\ufffd"
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +55,8 @@ class TextModel:
         self._tokenizer = tokenizer
         self._template = template
         self._renderer = renderer
+        self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._fixed: dict[int, str | None] = {}  # by id, as far as they have been met
         begins = tokenizer.encode("").ids
         stops = self.generative.stop_tokens
         self._special = {
@@ -104,7 +107,21 @@ class TextModel:
 
     def detokenizer(self, prompt: Sequence[int]) -> Detokenizer:
         """What turns the answer to this prompt into text."""
-        return Detokenizer(self._tokenizer, prompt)
+        return Detokenizer(self, prompt)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Their text, without special tokens."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=True)
+        return text
+
+    def fixed_text(self, id: int) -> str | None:
+        """As in `Decoder`: of byte-level tokens that are whole characters."""
+        try:
+            return self._fixed[id]
+        except KeyError:
+            text = self.decode([id]) if self._is_byte_level else _BROKEN
+            self._fixed[id] = None if _BROKEN in text else text
+            return self._fixed[id]
 
     def token_text(self, id: int) -> str:
         """One token by itself, special ones included."""

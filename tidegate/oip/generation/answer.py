@@ -71,7 +71,7 @@ class GenerationAnswer:
         self._stop = StopStrings(stop)
         self._stream = None if whole and not stop and "logprobs" not in call.request.parameters else TokenStream()
         self._answering: asyncio.Task[Reply] | None = None
-        self._route: Route | None = None
+        self.route: Route | None = None  # from the first piece on, where the host knows it
         self._seen = 0  # tokens
         self._held: list[tuple[int, TokenBatch]] = []  # tokens without text so far, as (index, batch)
 
@@ -91,9 +91,9 @@ class GenerationAnswer:
         """Where and why it is answered, as headers; all of it at the end, the route from the first piece on."""
         if self.reply is not None:
             return reply_parameters(self.reply)
-        if self._route is None:
+        if self.route is None:
             return {}
-        return {SERVED_BY_KEY: self._route.served_by, ROUTE_KEY: route_text(self._route)}
+        return {SERVED_BY_KEY: self.route.served_by, ROUTE_KEY: route_text(self.route)}
 
     async def take(self) -> list[Piece]:
         """What has come since the last time, waiting for the first of it; nothing at the end. Raises ServeError."""
@@ -115,7 +115,7 @@ class GenerationAnswer:
         return await self._host.infer(call)
 
     def _begun(self, route: Route) -> None:
-        self._route = route
+        self.route = route
 
     async def _end(self) -> list[Piece]:
         reply = await (self._host.infer(self.call) if self._answering is None else self._answering)

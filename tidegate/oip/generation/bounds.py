@@ -8,13 +8,13 @@ from __future__ import annotations
 from tidegate.models.generative import Generative
 from tidegate.models.manifest import Manifest
 from tidegate.oip.content_limits import ContentLimits
-from tidegate.outcome import InvalidRequest
+from tidegate.outcome import InvalidRequest, NotSupported
 
 
 def generative_of(manifest: Manifest) -> Generative:
-    """The part of a generating model. Raises InvalidRequest for another model."""
+    """The part of a generating model. Raises NotSupported for another model."""
     if manifest.generative is None:
-        raise InvalidRequest(f"model {manifest.name!r} generates no text")
+        raise NotSupported(f"model {manifest.name!r} generates no text")
     return manifest.generative
 
 

@@ -16,23 +16,41 @@ from tidegate.generate.text.detokenizer import Detokenizer
 TINY = tiny_tokenizer()
 
 
-def spoken(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = ()) -> list[str]:
-    one = Detokenizer(tokenizer, prompt)
+class Counting:
+    """A decoder that notes how many tokens it is given at a time. Args: fixed: whether it knows whole characters."""
+
+    def __init__(self, tokenizer: Any = TINY, *, fixed: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._fixed = fixed
+        self.most = 0
+
+    def decode(self, ids: Sequence[int]) -> str:
+        self.most = max(self.most, len(ids))
+        text: str = self._tokenizer.decode(list(ids))
+        return text
+
+    def fixed_text(self, id: int) -> str | None:
+        text = self.decode([id])
+        return text if self._fixed and "\ufffd" not in text else None
+
+
+def spoken(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = (), *, fixed: bool = False) -> list[str]:
+    one = Detokenizer(Counting(tokenizer, fixed=fixed), prompt)
     return [*(one.push(id) for id in ids), one.flush()]
 
 
-@given(st.text(max_size=40))
-def test_the_pieces_of_any_text_are_the_text_and_hold_whole_characters(text: str) -> None:
-    pieces = spoken(TINY, TINY.encode(text).ids)
+@given(st.text(max_size=40), st.booleans())
+def test_the_pieces_of_any_text_are_the_text_and_hold_whole_characters(text: str, fixed: bool) -> None:
+    pieces = spoken(TINY, TINY.encode(text).ids, fixed=fixed)
     assert "".join(pieces) == text
     assert all("\ufffd" not in piece or "\ufffd" in text for piece in pieces)
 
 
-@given(st.lists(st.integers(0, TINY.get_vocab_size() - 1), max_size=40))
-def test_tokens_that_are_no_text_lose_nothing_that_is(ids: list[int]) -> None:
+@given(st.lists(st.integers(0, TINY.get_vocab_size() - 1), max_size=40), st.booleans())
+def test_tokens_that_are_no_text_lose_nothing_that_is(ids: list[int], fixed: bool) -> None:
     """What is no UTF-8 may give another number of U+FFFD in pieces than at once; characters are the same."""
     at_once = TINY.decode(ids)
-    assert "".join(spoken(TINY, ids)).replace("\ufffd", "") == at_once.replace("\ufffd", "")
+    assert "".join(spoken(TINY, ids, fixed=fixed)).replace("\ufffd", "") == at_once.replace("\ufffd", "")
 
 
 def test_a_character_waits_for_its_last_token() -> None:
@@ -48,18 +66,6 @@ def test_a_character_that_is_never_finished_is_shown_as_broken_at_the_end() -> N
 def test_special_tokens_are_not_text() -> None:
     end = TINY.token_to_id("<|im_end|>")
     assert "".join(spoken(TINY, [*TINY.encode("the").ids, end])) == "the"
-
-
-class Counting:
-    """A decoder that notes how many tokens it is given at a time."""
-
-    def __init__(self) -> None:
-        self.most = 0
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        self.most = max(self.most, len(ids))
-        text: str = TINY.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
 
 
 @pytest.mark.parametrize("token", ["the", "🌊"])
