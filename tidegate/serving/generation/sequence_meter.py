@@ -25,18 +25,27 @@ class SequenceMeter:
     Args:
         max_tokens: of the whole answer: after these no credit is needed.
 
-    `on_stalled` is called when the reader has taken nothing for READER_PATIENCE_S; `close` it at the end.
+    Where its reader has taken nothing for READER_PATIENCE_S, what `call_on_stall` was given is called. `close` it at
+    the end.
     """
 
     __slots__ = (
-        "_credit", "_granted", "_max_tokens", "_paused_s", "_paused_since", "_sink", "_timer", "first_at", "on_stalled",
+        "_credit",
+        "_granted",
+        "_max_tokens",
+        "_on_stall",
+        "_paused_s",
+        "_paused_since",
+        "_sink",
+        "_timer",
+        "first_at",
         "tokens",
     )  # fmt: skip
 
     def __init__(self, sink: TokenSink | None, max_tokens: int) -> None:
         self.first_at: float | None = None
         self.tokens = 0
-        self.on_stalled: Callable[[], None] = lambda: None
+        self._on_stall: Callable[[], None] = lambda: None
         self._timer: asyncio.TimerHandle | None = None
         self._sink = sink
         self._max_tokens = max_tokens
@@ -62,9 +71,13 @@ class SequenceMeter:
             self._sink.put(batch)
             if self._granted <= self.tokens < self._max_tokens and self._paused_since is None:
                 self._paused_since = clock.now()
-                self._timer = asyncio.get_running_loop().call_later(READER_PATIENCE_S, self.on_stalled)
+                self._timer = asyncio.get_running_loop().call_later(READER_PATIENCE_S, self._on_stall)
         elif self._credit is not None:
             self._credit(count)
+
+    def call_on_stall(self, call: Callable[[], None]) -> None:
+        """Set what is called when its reader stalls."""
+        self._on_stall = call
 
     def on_credit(self, credit: Callable[[int], None]) -> None:
         self._credit = credit
@@ -99,7 +112,7 @@ async def reading(meter: SequenceMeter) -> AsyncIterator[None]:
     """Generate inside. Raises DeadlineExceeded where the reader stalls."""
     try:
         async with asyncio.timeout(None) as limit:
-            meter.on_stalled = lambda: limit.reschedule(asyncio.get_running_loop().time())
+            meter.call_on_stall(lambda: limit.reschedule(asyncio.get_running_loop().time()))
             try:
                 yield
             finally:
