@@ -186,12 +186,12 @@ class GeneratingVariant:
             1,
             withheld=_WITHHELD,
             parameters=usage_parameters(usage),
+            pace_s=(usage.prefill_s + usage.decode_s) / max(1.0, _units(self.manifest, usage)),
         )
 
     def _learn(self, usage: Usage, took_s: float, max_tokens: int) -> None:
         if self.service is not None:
-            computed = usage.prompt_tokens - usage.cached_tokens
-            self.service.record(generated_units(self.manifest, computed, usage.completion_tokens), took_s)
+            self.service.record(_units(self.manifest, usage), took_s)
         share = min(1.0, usage.completion_tokens / max_tokens)
         self._expected_share += EXPECTED_WEIGHT * (share - self._expected_share)
 
@@ -206,3 +206,8 @@ class GeneratingVariant:
         return (
             f"<GeneratingVariant {self.manifest.name}:{self.manifest.version}/{self.variant.name} {self.scheduler!r}>"
         )
+
+
+def _units(manifest: Manifest, usage: Usage) -> float:
+    """The work that was done."""
+    return generated_units(manifest, usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens)
