@@ -41,6 +41,7 @@ from tidegate import __version__, clock
 from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
+from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.models.fair_share import FairShare
 from tidegate.models.repository import Repository
@@ -95,6 +96,7 @@ class PoolApp:
         self._generating: GeneratingWorkers | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
+        self._loop_lag = LoopLag()
 
     @property
     def host(self) -> PoolHost:
@@ -178,6 +180,7 @@ class PoolApp:
             spare=config.control.degrade_to not in config.also_precisions,
             degraded=lambda: control.degraded,
             traces=traces,
+            on_missed=self._loop_lag.cost.missed,
         )
         door = await self._stack.enter_async_context(
             open_grpc_server(
@@ -195,6 +198,7 @@ class PoolApp:
         await self._stack.enter_async_context(self._generating)
         self.steward = await self._stack.enter_async_context(self._new_steward(control))
         await self._open_metrics()
+        await self._stack.enter_async_context(self._loop_lag)
         await door.server.start()
         self._stack.push_async_callback(self._drain, door.server)
 
@@ -213,6 +217,7 @@ class PoolApp:
             limits=recycling.limits,
             recycling=wanted if recycling.enabled else None,
             control=control,
+            latency_target_s=self.config.control.target_s,
             full_cost_ratio=lambda: cost_ratio(lanes.values(), self.config.control.degrade_to),
             every_s=recycling.check_s,
             on_turn=self._announce,
@@ -230,7 +235,7 @@ class PoolApp:
             # Needed only by those who set the port.
             from cloud_pool.metrics import PoolMetrics
             from tidegate.metrics.exposition import Exposition
-            from tidegate.metrics.loop_lag import LoopLag
+            from tidegate.metrics.loop_families import loop_families
         except ModuleNotFoundError as error:
             raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
         metrics = PoolMetrics(
@@ -245,7 +250,7 @@ class PoolApp:
             generating=self._generating,
         )
         exposition = Exposition(metrics.collect)
-        exposition.add((await self._stack.enter_async_context(LoopLag())).families)
+        exposition.add(lambda: loop_families(self._loop_lag))
         try:
             door = await self._stack.enter_async_context(
                 ScrapeServer(exposition.render, self.config.host, self.config.metrics_port)

@@ -111,6 +111,9 @@ class PoolMetrics:
         yield _gauges("worker_up", "Whether the slot has a worker that serves.", ("slot",), up)
         lost = [((slot.name,), float(slot.lost_workers.count)) for slot in self._places()]
         yield _counters("worker_lost", "Workers that hung or died.", ("slot",), lost)
+        lives = [(slot.place.name, slot.current) for slot in self._supervisor.slots]
+        collected = [((name,), life.worker.collected_s) for name, life in lives if life is not None and life.worker]
+        yield _counters("worker_gc_seconds", "Garbage collections in the worker that serves.", ("slot",), collected)
         parts = [((part,), float(inside)) for part, inside in self._sandbox.items()]
         yield _gauges("worker_sandbox", "Whether workers have given up files or network.", ("part",), parts)
         busy = [((slot.name,), slot.busy_s) for slot in slots]

@@ -41,6 +41,8 @@ class EngineProcess(SequenceComputer, SilentWorker, Protocol):
     def pid(self) -> int | None: ...
     @property
     def starved_s(self) -> float: ...
+    @property
+    def collected_s(self) -> float: ...
     async def load(self, spec: EngineSpec) -> LoadResult: ...
     async def infer(self, key: str, inputs: Arrays) -> ComputeResult: ...
     async def died(self) -> str: ...
@@ -97,6 +99,11 @@ class DeviceWorker:
     @property
     def alive(self) -> bool:
         return self._process.alive and not self._hung.is_set()
+
+    @property
+    def collected_s(self) -> float:
+        """Seconds that the process spent on garbage collections."""
+        return self._process.collected_s
 
     @property
     def on_device(self) -> tuple[int, int] | None:

@@ -191,6 +191,7 @@ class WorkerProcess:
         sandbox: SandboxMode = "auto",
     ) -> None:
         self.name = name
+        self.collected_s = 0.0  # by the child's garbage collections, as far as its answers told
         self._sandbox = sandbox
         self._scratch = ""
         self._share_from_bytes = share_from_bytes
@@ -306,6 +307,7 @@ class WorkerProcess:
             raise TooLarge(str(error)) from error
         if not isinstance(answer, channel.RunCompleted):
             raise self._failure(answer)
+        self.collected_s += answer.gc_s
         try:
             return ComputeResult(channel.unpack(answer.arrays, payload), answer.compute_s, answer.peak_bytes)
         except FrameError as error:
