@@ -31,7 +31,7 @@ from tidegate.metrics.generated import GeneratedCounts, GeneratingState
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.work import generated_units
 from tidegate.outcome import DeadlineExceeded, NotSupported
-from tidegate.serving.generation.sequence_meter import SequenceMeter, reading
+from tidegate.serving.generation.sequence_meter import SequenceMeter
 from tidegate.serving.generation.sequence_scheduler import SequenceNeed, SequenceResult, SequenceScheduler
 from tidegate.serving.target_model import Computation, Computed
 from tidegate.token_sink import TokenSink
@@ -127,7 +127,7 @@ class GeneratingVariant:
             began_at.append(now := clock.now())
             left_s = max(0.0, computation.deadline - now) / max(1.0, computation.work.units)
             prompt_units = max(1.0, computation.work.units - request.max_tokens + 1)
-            async with reading(meter):
+            async with meter.reading():
                 return await self._workers.generate(
                     place,
                     self.variant.name,
