@@ -31,7 +31,7 @@ from tidegate.metrics.generated import GeneratedCounts, GeneratingState
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.work import generated_units
 from tidegate.outcome import DeadlineExceeded, NotSupported
-from tidegate.serving.generation.sequence_meter import SequenceMeter, reading
+from tidegate.serving.generation.sequence_meter import SequenceMeter
 from tidegate.serving.generation.sequence_scheduler import SequenceNeed, SequenceResult, SequenceScheduler
 from tidegate.serving.target_model import Computation, Computed
 from tidegate.token_sink import TokenSink
@@ -127,7 +127,7 @@ class GeneratingVariant:
             began_at.append(now := clock.now())
             left_s = max(0.0, computation.deadline - now) / max(1.0, computation.work.units)
             prompt_units = max(1.0, computation.work.units - request.max_tokens + 1)
-            async with reading(meter):
+            async with meter.reading():
                 return await self._workers.generate(
                     place,
                     self.variant.name,
@@ -186,12 +186,12 @@ class GeneratingVariant:
             1,
             withheld=_WITHHELD,
             parameters=usage_parameters(usage),
+            pace_s=(usage.prefill_s + usage.decode_s) / max(1.0, _units(self.manifest, usage)),
         )
 
     def _learn(self, usage: Usage, took_s: float, max_tokens: int) -> None:
         if self.service is not None:
-            computed = usage.prompt_tokens - usage.cached_tokens
-            self.service.record(generated_units(self.manifest, computed, usage.completion_tokens), took_s)
+            self.service.record(_units(self.manifest, usage), took_s)
         share = min(1.0, usage.completion_tokens / max_tokens)
         self._expected_share += EXPECTED_WEIGHT * (share - self._expected_share)
 
@@ -206,3 +206,8 @@ class GeneratingVariant:
         return (
             f"<GeneratingVariant {self.manifest.name}:{self.manifest.version}/{self.variant.name} {self.scheduler!r}>"
         )
+
+
+def _units(manifest: Manifest, usage: Usage) -> float:
+    """The work that was done."""
+    return generated_units(manifest, usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens)

@@ -24,28 +24,17 @@ class SequenceMeter:
 
     Args:
         max_tokens: of the whole answer: after these no credit is needed.
-
-    Where its reader has taken nothing for READER_PATIENCE_S, what `call_on_stall` was given is called. `close` it at
-    the end.
     """
 
     __slots__ = (
-        "_credit",
-        "_granted",
-        "_max_tokens",
-        "_on_stall",
-        "_paused_s",
-        "_paused_since",
-        "_sink",
-        "_timer",
-        "first_at",
+        "_credit", "_granted", "_max_tokens", "_paused_s", "_paused_since", "_sink", "_stalled", "_timer", "first_at",
         "tokens",
     )  # fmt: skip
 
     def __init__(self, sink: TokenSink | None, max_tokens: int) -> None:
         self.first_at: float | None = None
         self.tokens = 0
-        self._on_stall: Callable[[], None] = lambda: None
+        self._stalled: asyncio.Timeout | None = None  # ends the generation
         self._timer: asyncio.TimerHandle | None = None
         self._sink = sink
         self._max_tokens = max_tokens
@@ -71,13 +60,9 @@ class SequenceMeter:
             self._sink.put(batch)
             if self._granted <= self.tokens < self._max_tokens and self._paused_since is None:
                 self._paused_since = clock.now()
-                self._timer = asyncio.get_running_loop().call_later(READER_PATIENCE_S, self._on_stall)
+                self._timer = asyncio.get_running_loop().call_later(READER_PATIENCE_S, self._give_up)
         elif self._credit is not None:
             self._credit(count)
-
-    def call_on_stall(self, call: Callable[[], None]) -> None:
-        """Set what is called when its reader stalls."""
-        self._on_stall = call
 
     def on_credit(self, credit: Callable[[int], None]) -> None:
         self._credit = credit
@@ -88,8 +73,26 @@ class SequenceMeter:
         """Seconds so far in which its reader held it up."""
         return self._paused_s + (0.0 if self._paused_since is None else now - self._paused_since)
 
-    def close(self) -> None:
-        """The generation is over: its reader is waited for no more."""
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[None]:
+        """Generate inside. Raises DeadlineExceeded where the reader stalls."""
+        try:
+            async with asyncio.timeout(None) as self._stalled:
+                try:
+                    yield
+                finally:
+                    self._rest()
+        except TimeoutError:
+            if not self._stalled.expired():
+                raise
+            words = f"none of its tokens was read for {READER_PATIENCE_S:g} s, and others want its slot"
+            raise DeadlineExceeded(words) from None
+
+    def _give_up(self) -> None:
+        if self._stalled is not None:
+            self._stalled.reschedule(asyncio.get_running_loop().time())
+
+    def _rest(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -99,26 +102,9 @@ class SequenceMeter:
         if self._paused_since is not None and self._granted > self.tokens:
             self._paused_s += clock.now() - self._paused_since
             self._paused_since = None
-            self.close()
+            self._rest()
         if self._credit is not None:
             self._credit(tokens)
 
     def __repr__(self) -> str:
         return f"<SequenceMeter {self.tokens} of {self._max_tokens} tokens{', paused' if self._paused_since else ''}>"
-
-
-@asynccontextmanager
-async def reading(meter: SequenceMeter) -> AsyncIterator[None]:
-    """Generate inside. Raises DeadlineExceeded where the reader stalls."""
-    try:
-        async with asyncio.timeout(None) as limit:
-            meter.call_on_stall(lambda: limit.reschedule(asyncio.get_running_loop().time()))
-            try:
-                yield
-            finally:
-                meter.close()
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        words = f"none of its tokens was read for {READER_PATIENCE_S:g} s, and others want its slot"
-        raise DeadlineExceeded(words) from None

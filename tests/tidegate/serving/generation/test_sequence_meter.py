@@ -10,7 +10,7 @@ from tests.support.loop import on_virtual_time
 from tidegate import clock
 from tidegate.generate.token_stream import TokenStream
 from tidegate.outcome import DeadlineExceeded
-from tidegate.serving.generation.sequence_meter import READER_PATIENCE_S, SequenceMeter, reading
+from tidegate.serving.generation.sequence_meter import READER_PATIENCE_S, SequenceMeter
 from tidegate.token_sink import MAX_WINDOW, TokenBatch
 
 
@@ -64,7 +64,7 @@ async def test_a_reader_that_has_gone_loses_its_slot_and_one_that_comes_back_doe
     meter.on_credit(lambda _tokens: None)
 
     with pytest.raises(DeadlineExceeded, match="none of its tokens was read for 60 s"):
-        async with reading(meter):
+        async with meter.reading():
             meter.put(tokens(0, 4))
             await clock.sleep(READER_PATIENCE_S - 1.0)
             await stream.take()
@@ -74,5 +74,5 @@ async def test_a_reader_that_has_gone_loses_its_slot_and_one_that_comes_back_doe
             await clock.sleep(2.0)
     assert asyncio.get_running_loop().timers == []  # type: ignore[attr-defined]
     with pytest.raises(TimeoutError, match="another"):
-        async with reading(meter):
+        async with meter.reading():
             raise TimeoutError("another")
