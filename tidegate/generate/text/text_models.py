@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -78,6 +79,7 @@ class TextModel:
         """The ids of a conversation, up to where the model's answer begins.
 
         Args:
+            messages: each with a text as `content`.
             values: the template's others, such as `tools`.
             room: the most tokens that it may have.
 
@@ -88,6 +90,7 @@ class TextModel:
         """
         if self._template is None:
             raise NotSupported(f"model {self._name!r} has no chat template: it completes text, at /v1/completions")
+        await self._check_size(messages, room)
         given = {"add_generation_prompt": True, **self._special, **values, "messages": messages}
         text = await self._renderer.render(self._template, given)
         return await self.encode(text, room=room, special=False)  # a template writes its special tokens itself
@@ -128,6 +131,11 @@ class TextModel:
         text: str = self._tokenizer.decode([id], skip_special_tokens=False)
         return text
 
+    async def _check_size(self, messages: Sequence[Mapping[str, Any]], room: int) -> None:
+        """Refuse messages that are too long by themselves: rendering them would hold up the others'."""
+        if sum([len(one["content"]) for one in messages]) > HEAD_CHARACTERS_PER_TOKEN * (room + 1):
+            await self.encode("".join([one["content"] for one in messages]), room=room, special=False)
+
     def _encode_aside(self, text: str, special: bool) -> Any:
         return self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
 
@@ -145,7 +153,7 @@ class TextModels:
         self._loading = asyncio.Lock()
 
     async def load(self, manifests: Sequence[Manifest]) -> None:
-        """Read those of generating models, and get ready to render their templates.
+        """Read those of generating models.
 
         Raises:
             StartError: a tokenizer or a template is another than the manifest names, or cannot be read.
@@ -156,6 +164,9 @@ class TextModels:
                     await self.of(manifest)
                 except NotSupported as error:
                     log.warning("a model generates ids only", model=manifest.name, reason=error.message)
+
+    async def start_rendering(self) -> None:
+        """Start the process for templates now, if a model that was read has one: else its first caller waits for it."""
         if any(model.chats for model in self._loaded.values()):
             await self._renderer.start()
 
@@ -181,7 +192,7 @@ class TextModels:
         template = None
         try:
             content = read_text_file(folder / generative.tokenizer, "the tokenizer", generative.tokenizer_sha256)
-            if generative.chat_template is not None:
+            if generative.chat_template is not None and _can_render(manifest):
                 path = folder / generative.chat_template
                 template = read_text_file(path, "the template", generative.chat_template_sha256).decode()
             tokenizer: Any = Tokenizer.from_buffer(content)
@@ -203,3 +214,11 @@ class TextModels:
 
     def __repr__(self) -> str:
         return f"<TextModels {len(self._loaded)} loaded>"
+
+
+def _can_render(manifest: Manifest) -> bool:
+    """Whether Jinja is installed: a device may do without."""
+    found = find_spec("jinja2") is not None
+    if not found:
+        log.info("a model completes text and does not chat", model=manifest.name, way_out="pip install jinja2")
+    return found
