@@ -31,6 +31,7 @@ from tidegate.runtime.process import StartError
 
 INLINE_CHARACTERS: Final = 2048
 HEAD_CHARACTERS_PER_TOKEN: Final = 32  # English has 4 to 5
+_CUT_TOKENS: Final = 256
 _BROKEN: Final = "\ufffd"
 
 log = structlog.get_logger(__name__)
@@ -102,7 +103,8 @@ class TextModel:
             ids = self._tokenizer.encode(head, add_special_tokens=special).ids
         else:
             ids = (await asyncio.to_thread(self._encode_aside, head, special)).ids
-        if len(head) < len(text) and len(ids) <= room:  # tokens of many characters, such as spaces in a row
+        # The cut may have taken a token of many characters apart, such as spaces in a row: only far too many are proof.
+        if len(head) < len(text) and len(ids) <= 2 * room + _CUT_TOKENS:
             ids = (await asyncio.to_thread(self._encode_aside, text, special)).ids
             head = text
         check_room(len(ids), room, at_least=len(head) < len(text))
@@ -213,7 +215,7 @@ class TextModels:
         await self._renderer.aclose()
 
     def __repr__(self) -> str:
-        return f"<TextModels {len(self._loaded)} loaded>"
+        return f"<TextModels {len(self._loaded)} loaded, {self._renderer!r}>"
 
 
 def _can_render(manifest: Manifest) -> bool:
