@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -33,6 +34,7 @@ from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
 from cloud_pool.workers.catalogue import check_memory, read_catalogue, weights_bytes
 from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.generating_recycling import GeneratingRecycling
 from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController, cost_ratio
 from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
@@ -97,6 +99,11 @@ class PoolApp:
         self._link: LinkService | None = None
         self._attester: Attester | None = None
         self._loop_lag = LoopLag()
+
+    @property
+    def generating(self) -> GeneratingWorkers:
+        assert self._generating is not None, "enter the app first"
+        return self._generating
 
     @property
     def host(self) -> PoolHost:
@@ -197,6 +204,7 @@ class PoolApp:
         await self._stack.enter_async_context(self._supervisor)
         await self._stack.enter_async_context(self._generating)
         self.steward = await self._stack.enter_async_context(self._new_steward(control))
+        await self._stack.enter_async_context(self._generating_recycling(self._generating, self.steward.recycles))
         await self._open_metrics()
         await self._stack.enter_async_context(self._loop_lag)
         await door.server.start()
@@ -221,6 +229,18 @@ class PoolApp:
             full_cost_ratio=lambda: cost_ratio(lanes.values(), self.config.control.degrade_to),
             every_s=recycling.check_s,
             on_turn=self._announce,
+        )
+
+    def _generating_recycling(self, workers: GeneratingWorkers, recycles: Counter[str]) -> GeneratingRecycling:
+        keys = self.config.recycling
+        wanted = Recycling(self._draw, gap_s=keys.min_gap_s, after_requests=keys.after_requests)
+        return GeneratingRecycling(
+            workers.replicas if keys.enabled else (),
+            wanted,
+            recycles,
+            waiting=lambda: any(one.queued for one in workers.schedulers()),
+            horizon_s=keys.memory_horizon_s,
+            every_s=keys.check_s,
         )
 
     async def _collector(self) -> Collector | None:

@@ -211,8 +211,8 @@ class PoolConfig(ProcessConfig):
         None,
         ge=1 << 20,
         description="Most bytes of attention caches of a model that generates on one device, for all answers that it "
-        "is at; what has no room waits. More lets more and longer ones run at once. None: as many as its slots may "
-        "need.",
+        "is at; what has no room waits. More lets more and longer ones run at once. None: by the model, room for 2048 "
+        "tokens in each slot, and for one whole context.",
     )
     shares: Shares = Field(
         {},

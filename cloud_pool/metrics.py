@@ -138,8 +138,7 @@ class PoolMetrics:
 
     def _places(self) -> list[Replica | GeneratingReplica]:
         """Where workers live."""
-        variants = [] if self._generating is None else self._generating.variants.values()
-        return [*self._supervisor.slots, *(replica for one in variants for replica in one.replicas)]
+        return [*self._supervisor.slots, *([] if self._generating is None else self._generating.replicas)]
 
     def _device_families(self) -> Iterator[Metric]:
         devices, lanes = self._scheduler.allotment.devices, list(self._supervisor.lanes.values())

@@ -222,7 +222,8 @@ class EdgeConfig(ProcessConfig):
         None,
         ge=1 << 20,
         description="Most bytes of attention caches of a model that generates, for all answers that it is at; what has "
-        "no room waits. More lets more and longer ones run at once. None: as many as its slots may need.",
+        "no room waits. More lets more and longer ones run at once. None: by the model, room for 2048 tokens in each "
+        "slot, and for one whole context.",
     )
     max_message_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request or answer, in bytes, on every protocol."

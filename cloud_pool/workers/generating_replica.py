@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from math import inf
+from math import isfinite
 
 import structlog
 
@@ -23,6 +23,7 @@ from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable, StartProcess
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
 from tidegate import clock
+from tidegate.engines.generation.limits import cache_limit_bytes
 from tidegate.fleet.offers import ModelState
 from tidegate.runtime.backoff import Backoff
 from tidegate.serving.generation.generating_variant import GeneratingVariant
@@ -40,7 +41,7 @@ class GeneratingReplica:
     Args:
         generating: whose generations it begins; all replicas of a variant have the same.
         allotment: the devices' memory, which the worker's weights and attention caches take a part of.
-        cache_bytes: of attention caches at most; None: as the engine likes.
+        cache_bytes: of attention caches at most; None: `cache_limit_bytes`.
         warmup_budget_s: for measuring, where no replica has measured the variant yet.
         on_change: called after each change of `state`.
         on_lost: called when a worker has hung or died.
@@ -136,14 +137,17 @@ class GeneratingReplica:
         name, worker = incarnation.name, incarnation.worker
         if name in self.workers:
             return
-        loaded, cache_bytes = worker.loaded, self._cache_bytes
+        loaded, one = worker.loaded, self._loadable
+        cache_bytes = cache_limit_bytes(one.manifest, one.variant, self._cache_bytes)
         limit_bytes, held_bytes = self._memory_limit.of(loaded.device_bytes), loaded.held_bytes or 0
         self._allotment.join(
-            name, worker.memory_of, held_bytes=held_bytes + (cache_bytes or 0), limit_bytes=limit_bytes
+            name,
+            worker.memory_of,
+            held_bytes=held_bytes + (cache_bytes if isfinite(cache_bytes) else 0.0),
+            limit_bytes=limit_bytes,
         )
         self.workers[name] = worker
-        scheduler = self._generating.scheduler
-        scheduler.open(name, slots=self._slots, limit_bytes=inf if cache_bytes is None else cache_bytes)
+        self._generating.scheduler.open(name, slots=self._slots, limit_bytes=cache_bytes)
 
     def back(self, incarnation: Incarnation[DeviceWorker]) -> None:
         log.info("worker back", worker=incarnation.name)

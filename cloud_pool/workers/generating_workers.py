@@ -96,7 +96,7 @@ class GeneratingWorkers:
         places: of each variant, one worker for each.
         start_process: makes a worker process of a name on some cores; entered for each incarnation.
         new_backoff: makes the waits between the incarnations of one replica.
-        cache_bytes: of the attention caches of one variant on one device; None: as the engine likes.
+        cache_bytes: of the attention caches of one variant on one device; None: `cache_limit_bytes`.
         warmup_budget_s: for measuring, shared by all variants.
         on_change, on_lost: as `PoolSupervisor`'s.
     """
@@ -146,6 +146,10 @@ class GeneratingWorkers:
 
     def schedulers(self) -> list[SequenceScheduler]:
         return [one.generating.scheduler for one in self.variants.values()]
+
+    @property
+    def replicas(self) -> list[GeneratingReplica]:
+        return [replica for one in self.variants.values() for replica in one.replicas]
 
     async def drained(self) -> None:
         """Wait until no generation waits or runs."""

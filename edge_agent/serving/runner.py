@@ -34,7 +34,7 @@ import structlog
 from numpy.typing import NDArray
 
 from tidegate import clock
-from tidegate.engines.generation.limits import limits_of
+from tidegate.engines.generation.limits import cache_limit_bytes, limits_of
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 from tidegate.generate.request import GenerateRequest
@@ -98,7 +98,7 @@ class EdgeSequences:
 
     counts: GeneratedCounts
     max_waiting: int = 64
-    cache_bytes: int | None = None  # of the attention caches of a model's variant; None: as its engine likes
+    cache_bytes: int | None = None  # of the attention caches of a model's variant; None: `cache_limit_bytes`
 
 
 class Runner:
@@ -382,8 +382,8 @@ class Runner:
             on_hung=lambda silent_s: self._hung(worker, silent_s),
             excused_to_limit=True,
         )
-        limit_bytes = inf if self._sequences.cache_bytes is None else self._sequences.cache_bytes
         for name, one in self.generating.items():
+            limit_bytes = cache_limit_bytes(self.manifest, one.variant, self._sequences.cache_bytes)
             one.scheduler.open(incarnation.name, slots=self._slots[name], limit_bytes=limit_bytes)
 
     def back(self, incarnation: Incarnation[EngineWorker]) -> None:

@@ -445,7 +445,8 @@ class WorkerProcess:
         """Raises FrameError, or WorkerDied."""
         if not self.alive or self._socket is None:
             raise WorkerDied(self._obituary())
-        self._socket.write(channel.pack_sequence(message, prompt))
+        if not self._socket.is_closing():  # else it has died, and all of its sequences fail once it is reaped
+            self._socket.write(channel.pack_sequence(message, prompt))
 
     def _deliver(self, message: channel.Answer, payload: Buffer) -> None:
         call_id = _HELLO if isinstance(message, channel.WorkerHello) else message.id

@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 import msgspec
@@ -22,6 +23,7 @@ class GenerationLimits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=
     vocabulary_size: int = 0  # ids are below it
 
 
+DEFAULT_CACHE_TOKENS: Final = 2048  # of each slot, where nobody says how much memory caches may take
 NO_LIMITS: Final = GenerationLimits()
 
 
@@ -40,3 +42,18 @@ def limits_of(manifest: Manifest, variant: Variant, *, cache_bytes: int = 0) -> 
         stop_tokens=generative.stop_tokens,
         vocabulary_size=generative.vocabulary_size,
     )
+
+
+def cache_limit_bytes(manifest: Manifest, variant: Variant, configured_bytes: int | None) -> float:
+    """What all attention caches of a variant may take on one worker: as configured, or by the manifest.
+
+    By default each slot has room for DEFAULT_CACHE_TOKENS, and one answer may always have the whole context. Infinite
+    where the manifest does not say what a token's cache takes.
+    """
+    if configured_bytes is not None:
+        return configured_bytes
+    cost, generative = variant.generation, manifest.generative
+    if generative is None or cost is None or not cost.cache_bytes:
+        return inf
+    context = generative.context
+    return cost.cache_bytes * max(context, cost.slots * min(context, DEFAULT_CACHE_TOKENS))

@@ -77,13 +77,14 @@ class SequenceMeter:
     async def reading(self) -> AsyncIterator[None]:
         """Generate inside. Raises DeadlineExceeded where the reader stalls."""
         try:
-            async with asyncio.timeout(None) as self._stalled:
+            async with asyncio.timeout(None) as limit:
+                self._stalled = limit
                 try:
                     yield
                 finally:
                     self._rest()
         except TimeoutError:
-            if self._stalled is None or not self._stalled.expired():
+            if not limit.expired():
                 raise
             words = f"none of its tokens was read for {READER_PATIENCE_S:g} s, and others want its slot"
             raise DeadlineExceeded(words) from None

@@ -71,6 +71,7 @@ def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
     fresh.tie_weights()
     fresh.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / WEIGHTS).chmod(0o644)  # safetensors writes for its owner only, and who serves it may be somebody else
     for name in (WEIGHTS, CONFIG, TOKENIZER):
         if not (folder / name).is_file():
             raise BuildError(f"{path}: gave no {name}; only models of one file of weights and a fast tokenizer do")
