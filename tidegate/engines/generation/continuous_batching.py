@@ -25,7 +25,6 @@ It can be wrong where transformers' parts change: they have no stable interface,
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +45,7 @@ from tidegate.token_sink import TokenBatch
 WEIGHTS: Final = "model.safetensors"
 DEFAULT_SLOTS: Final = 16
 _PAGE_TOKENS: Final = 32  # of the cache; prefixes are shared in whole pages
-_DEFAULT_TOKENS: Final = 2048  # of a sequence, where no limit is set
+_DEFAULT_TOKENS: Final = 1024  # of a sequence, where no limit is set
 _STEP_TOKENS: Final = {"cpu": 256, "cuda": 2048}  # of prompts and sequences in one step
 
 
@@ -230,7 +229,6 @@ def load_causal_model(artefact: Path, device: torch.device) -> Any:
         raise EngineError(f"{artefact}: transformers reads its weights from a file called {WEIGHTS}")
     if not artefact.is_file():
         raise EngineError(f"{artefact}: there is no such artefact")
-    os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: a folder has all that it needs
     try:
         check_safetensors(artefact)
         from transformers import AutoModelForCausalLM
