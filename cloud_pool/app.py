@@ -31,8 +31,9 @@ from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
-from cloud_pool.workers.catalogue import check_memory, read_catalogue
+from cloud_pool.workers.catalogue import check_memory, read_catalogue, weights_bytes
 from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController, cost_ratio
 from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
 from cloud_pool.workers.supervisor import PoolSupervisor
@@ -40,12 +41,14 @@ from tidegate import __version__, clock
 from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
+from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.models.fair_share import FairShare
 from tidegate.models.repository import Repository
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
 from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
 from tidegate.security.attestation.measurement import Measurement, measure_process
@@ -90,8 +93,10 @@ class PoolApp:
         self._host: PoolHost | None = None
         self._scheduler: PoolScheduler | None = None
         self._supervisor: PoolSupervisor | None = None
+        self._generating: GeneratingWorkers | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
+        self._loop_lag = LoopLag()
 
     @property
     def host(self) -> PoolHost:
@@ -109,8 +114,17 @@ class PoolApp:
 
     async def failed(self) -> None:
         """Wait for a defect that ends the supervision of a worker: raises it."""
-        assert self._supervisor is not None, "enter the app first"
-        await self._supervisor.failed()
+        assert self._supervisor is not None and self._generating is not None, "enter the app first"
+        watches = [
+            asyncio.create_task(one.failed(), name="a supervision has a defect")
+            for one in (self._supervisor, self._generating)
+        ]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            for watch in done:
+                watch.result()
+        finally:
+            await cancel_and_wait(*watches)
 
     def ready_event(self) -> dict[str, Any]:
         """The fields of the `ready` event."""
@@ -143,14 +157,16 @@ class PoolApp:
         )
         places = self._places()
         memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes())
-        on_cpu = sum(computes_on_cpu(place.device) for place in places)
-        check_memory(loadables, workers=on_cpu, limit_bytes=memory_limit.of(None), device="cpu")
+        plain = [one for one in loadables if one.manifest.generative is None]
+        generating = [one for one in loadables if one.manifest.generative is not None]
+        self._check_memory(plain, generating, places, memory_limit.of(None))
         standby = Standby(config.standby_wait_s) if config.standby_workers else None
         traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
         self._scheduler = await self._stack.enter_async_context(
             PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)), on_traced=partial(_trace_batch, traces))
         )
-        self._supervisor = self._new_supervisor(loadables, self._scheduler, places, memory_limit)
+        self._supervisor = self._new_supervisor(plain, self._scheduler, places if plain else [], memory_limit)
+        self._generating = self._new_generating(generating, self._scheduler, memory_limit)
         epoch = int(clock.utc_s() * 1e6)
         control = AdaptiveControl(config.control.limits)
         self._host = PoolHost(
@@ -159,10 +175,12 @@ class PoolApp:
             self._scheduler,
             self._supervisor,
             epoch=epoch,
+            generating=self._generating,
             lesser=config.control.degrade_to or "",
             spare=config.control.degrade_to not in config.also_precisions,
             degraded=lambda: control.degraded,
             traces=traces,
+            on_missed=self._loop_lag.cost.missed,
         )
         door = await self._stack.enter_async_context(
             open_grpc_server(
@@ -177,8 +195,10 @@ class PoolApp:
         )
         self.address = door.address
         await self._stack.enter_async_context(self._supervisor)
+        await self._stack.enter_async_context(self._generating)
         self.steward = await self._stack.enter_async_context(self._new_steward(control))
         await self._open_metrics()
+        await self._stack.enter_async_context(self._loop_lag)
         await door.server.start()
         self._stack.push_async_callback(self._drain, door.server)
 
@@ -197,6 +217,7 @@ class PoolApp:
             limits=recycling.limits,
             recycling=wanted if recycling.enabled else None,
             control=control,
+            latency_target_s=self.config.control.target_s,
             full_cost_ratio=lambda: cost_ratio(lanes.values(), self.config.control.degrade_to),
             every_s=recycling.check_s,
             on_turn=self._announce,
@@ -214,7 +235,7 @@ class PoolApp:
             # Needed only by those who set the port.
             from cloud_pool.metrics import PoolMetrics
             from tidegate.metrics.exposition import Exposition
-            from tidegate.metrics.loop_lag import LoopLag
+            from tidegate.metrics.loop_families import loop_families
         except ModuleNotFoundError as error:
             raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
         metrics = PoolMetrics(
@@ -226,9 +247,10 @@ class PoolApp:
             coalesced=lambda: self.host.coalesced,
             served=self.host.served,
             sandbox=sandbox_parts(self.config.sandbox),
+            generating=self._generating,
         )
         exposition = Exposition(metrics.collect)
-        exposition.add((await self._stack.enter_async_context(LoopLag())).families)
+        exposition.add(lambda: loop_families(self._loop_lag))
         try:
             door = await self._stack.enter_async_context(
                 ScrapeServer(exposition.render, self.config.host, self.config.metrics_port)
@@ -249,6 +271,20 @@ class PoolApp:
             cores=sorted(os.sched_getaffinity(0)),
             pinned=config.cpu_affinity,
         )
+
+    def _check_memory(
+        self,
+        plain: list[PoolLoadable],
+        generating: list[PoolLoadable],
+        places: list[WorkerPlace],
+        limit_bytes: float,
+    ) -> None:
+        """Refuse what cannot fit into the machine's memory: what generates is there once for each device."""
+        once = sum(computes_on_cpu(device) for device in self.config.devices or (self.config.device,))
+        check_memory(generating, workers=once, limit_bytes=limit_bytes, device="cpu")
+        left_bytes = limit_bytes - once * sum(weights_bytes(one.variant) for one in generating)
+        on_cpu = sum(computes_on_cpu(place.device) for place in places)
+        check_memory(plain, workers=on_cpu, limit_bytes=left_bytes, device="cpu")
 
     def _new_supervisor(
         self,
@@ -277,6 +313,33 @@ class PoolApp:
             on_progress=self._on_progress,
         )
 
+    def _new_generating(
+        self, loadables: list[PoolLoadable], scheduler: PoolScheduler, memory_limit: MemoryLimit
+    ) -> GeneratingWorkers:
+        config = self.config
+        return GeneratingWorkers(
+            loadables,
+            scheduler.allotment,
+            start_process=lambda life, cores: WorkerProcess(
+                f"{config.name}/{life}", cores=cores, sandbox=config.sandbox
+            ),
+            new_backoff=lambda: Backoff(self._draw, base_s=0.5, cap_s=30.0),
+            places=worker_places(
+                config.devices or (config.device,),
+                workers=1,
+                threads=config.threads,
+                cores=sorted(os.sched_getaffinity(0)),
+            ),
+            cache_bytes=config.generation_cache_bytes,
+            memory_limit=memory_limit,
+            paced_slow=config.paced_slow,
+            hang_timeout_s=config.hang_timeout_s,
+            warmup_budget_s=config.warmup_budget_s,
+            on_change=self._announce,
+            on_lost=self._announce,
+            on_progress=self._on_progress,
+        )
+
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
         content = self.config.limits.content
@@ -299,13 +362,15 @@ class PoolApp:
             self._link.announce()
 
     async def _drain(self, server: grpc.aio.Server) -> None:
-        assert self._scheduler is not None and self._link is not None
+        assert self._scheduler is not None and self._link is not None and self._generating is not None
         self.host.drain()
         try:
             async with asyncio.timeout(self.config.drain_s):
-                await asyncio.gather(self._link.drain("shutdown"), self._scheduler.drained())
+                await asyncio.gather(
+                    self._link.drain("shutdown"), self._scheduler.drained(), self._generating.drained()
+                )
         except TimeoutError:
-            log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
+            log.warning("requests were still under way at shutdown", queued=self.host.load_report().queued)
         self._scheduler.close()
         self.host.sequences.close()
         await server.stop(CLOSE_GRACE_S)

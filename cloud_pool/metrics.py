@@ -15,10 +15,15 @@ from math import inf
 from prometheus_client.metrics_core import Metric
 
 from cloud_pool.scheduling.scheduler import PoolScheduler
+from cloud_pool.workers.generating_replica import GeneratingReplica
+from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController
+from cloud_pool.workers.replica import Replica
 from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate import clock
 from tidegate.metrics.families import Row, counter, gauge, histogram
+from tidegate.metrics.generated import GeneratedCounts
+from tidegate.metrics.generation import generation_families
 from tidegate.metrics.served import ServedCounts
 from tidegate.metrics.serving import served_families
 from tidegate.oip.host import ModelStatistics
@@ -38,7 +43,9 @@ class PoolMetrics:
         coalesced: Callable[[], int] = lambda: 0,
         served: ServedCounts | None = None,
         sandbox: Mapping[str, bool] | None = None,
+        generating: GeneratingWorkers | None = None,
     ) -> None:
+        self._generating = generating
         self._sandbox = sandbox or {}
         self._served = served or ServedCounts()
         self._scheduler = scheduler
@@ -54,6 +61,7 @@ class PoolMetrics:
         yield from self._worker_families()
         yield from self._device_families()
         yield from self._steward_families()
+        yield from self._generation_families()
         yield from served_families("tidegate_pool", self._served, self._statistics())
 
     def _queue_families(self) -> Iterator[Metric]:
@@ -99,10 +107,13 @@ class PoolMetrics:
     def _worker_families(self) -> Iterator[Metric]:
         slots = list(self._scheduler.seats)
         drift = self._steward.health
-        up = [((slot.place.name,), float(slot.state == "ready")) for slot in self._supervisor.slots]
+        up = [((slot.name,), float(slot.state == "ready")) for slot in self._places()]
         yield _gauges("worker_up", "Whether the slot has a worker that serves.", ("slot",), up)
-        lost = [((slot.place.name,), float(slot.lost_workers.count)) for slot in self._supervisor.slots]
+        lost = [((slot.name,), float(slot.lost_workers.count)) for slot in self._places()]
         yield _counters("worker_lost", "Workers that hung or died.", ("slot",), lost)
+        lives = [(slot.place.name, slot.current) for slot in self._supervisor.slots]
+        collected = [((name,), life.worker.collected_s) for name, life in lives if life is not None and life.worker]
+        yield _counters("worker_gc_seconds", "Garbage collections in the worker that serves.", ("slot",), collected)
         parts = [((part,), float(inside)) for part, inside in self._sandbox.items()]
         yield _gauges("worker_sandbox", "Whether workers have given up files or network.", ("part",), parts)
         busy = [((slot.name,), slot.busy_s) for slot in slots]
@@ -115,6 +126,20 @@ class PoolMetrics:
         held = [((name,), bytes) for name, bytes in self._steward.memory_bytes.items()]
         yield _gauges("worker_memory_bytes", "Resident memory of the worker's process.", ("worker",), held)
         yield _gauges("worker_complaint", "1 while its health has a complaint.", ("worker",), ill)
+
+    def _generation_families(self) -> Iterator[Metric]:
+        workers = self._generating
+        variants = [] if workers is None else list(workers.variants.values())
+        states = [
+            one.generating.state(f"{one.loadable.manifest.name}:{one.loadable.manifest.version}") for one in variants
+        ]
+        counts = GeneratedCounts() if workers is None else workers.counts
+        yield from generation_families("tidegate_pool", counts, states)
+
+    def _places(self) -> list[Replica | GeneratingReplica]:
+        """Where workers live."""
+        variants = [] if self._generating is None else self._generating.variants.values()
+        return [*self._supervisor.slots, *(replica for one in variants for replica in one.replicas)]
 
     def _device_families(self) -> Iterator[Metric]:
         devices, lanes = self._scheduler.allotment.devices, list(self._supervisor.lanes.values())

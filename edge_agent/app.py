@@ -43,7 +43,7 @@ from edge_agent.serving.catalogue import CatalogueEntry
 from edge_agent.serving.costs import costs_of
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.metrics_port import open_metrics
-from edge_agent.serving.runner import Runner
+from edge_agent.serving.runner import EdgeSequences, Runner
 from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate import __version__, clock
 from tidegate.fleet.conditions import UNTOLD
@@ -52,6 +52,8 @@ from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
 from tidegate.link.streams import SERVICE as LINK_SERVICE
+from tidegate.metrics.generated import GeneratedCounts
+from tidegate.metrics.loop_lag import LoopLag
 from tidegate.models.fair_share import FairShare
 from tidegate.models.share_weights import ShareWeights
 from tidegate.oip.body_budget import BodyMemory
@@ -118,11 +120,13 @@ class EdgeApp:
         self._sync: EdgeSync | None = None
         self._deployment: Deployment | None = None
         self._costs = costs_of(config)
+        self._generated = GeneratedCounts()
+        self._loop_lag = LoopLag()
         self.offline = OfflineService(
             config,
             session=lambda: self._sync is not None and self._sync.connected,
             links=lambda: 0 if self._link is None else self._link.greeted,
-            live=lambda: self._scheduler is not None and self._scheduler.queued + self._scheduler.in_flight > 0,
+            live=lambda: self._host is not None and self._host.busy,
             uplink=lambda: self._sync,
             on_mode=self._tell_fleet,
         )
@@ -194,6 +198,7 @@ class EdgeApp:
             shares=ShareWeights(config.shares),
             on_answered=models.answered,
             traces=ServedTraces(f"edge/{config.name}", random.getrandbits, await self._collector()),
+            on_missed=self._loop_lag.cost.missed,
         )
         self._local = LocalHost(self._host, self.offline, on_gateway=self.offline.reach.heard)
         await self._open_servers()
@@ -209,6 +214,7 @@ class EdgeApp:
         )
         await self._stack.enter_async_context(dialling)
         await self._open_metrics()
+        await self._stack.enter_async_context(self._loop_lag)
         self._stack.push_async_callback(self._drain)
         if self._sync is not None:
             await self._stack.enter_async_context(self._sync)
@@ -281,6 +287,7 @@ class EdgeApp:
             "workers": workers,
             "disk": self._disk_trouble(),
             "name_taken": self._dispute.told(now),
+            "loop_stalled": self._loop_lag.cost.evidence,
             **await self.offline.state(),
         }
 
@@ -301,6 +308,8 @@ class EdgeApp:
                 self._sensors,
                 self._sync,
                 sandbox_parts(config.sandbox),
+                self._generated,
+                self._loop_lag,
             )
 
     def _add_services(self, server: grpc.aio.Server) -> None:
@@ -356,7 +365,13 @@ class EdgeApp:
             admission = "draining"
         elif self._endurance.why_not(seen):
             admission = "closed"
-        own = replace(seen, mode=self.offline.mode, kept=self.offline.backlog, unwritable=bool(self._disk_trouble()))
+        own = replace(
+            seen,
+            mode=self.offline.mode,
+            kept=self.offline.backlog,
+            unwritable=bool(self._disk_trouble()),
+            held_up_s=round(self._loop_lag.cost.held_up_s, 1),
+        )
         conditions = self._memory.told(own)
         rollouts = self.deployment.rollouts
         return AgentState(host.offers(), self._urls(), host.load_report(), admission, conditions, rollouts)
@@ -418,6 +433,7 @@ class EdgeApp:
             paced_slow=config.paced_slow,
             hang_timeout_s=config.hang_timeout_s,
             generation=generation,
+            sequences=EdgeSequences(self._generated, config.max_queue_size, config.generation_cache_bytes),
         )
 
     def _changed(self, runner: Runner) -> None:
@@ -435,13 +451,13 @@ class EdgeApp:
             self._sync.notify()
 
     async def _drain(self) -> None:
-        assert self._scheduler is not None and self._link is not None
+        assert self._link is not None
         self.host.drain()
         try:
             async with asyncio.timeout(self.config.drain_s):
-                await asyncio.gather(self._link.drain("shutdown"), self._scheduler.drained())
+                await asyncio.gather(self._link.drain("shutdown"), self.host.drained())
         except TimeoutError:
-            log.warning("requests were still under way at shutdown", queued=self._scheduler.queued)
+            log.warning("requests were still under way at shutdown", queued=self.host.load_report().queued)
 
     def _measure(self) -> Measurement:
         return measure_process(__version__, self.host.offers(), self.host.manifest)

@@ -216,6 +216,12 @@ class EdgeConfig(ProcessConfig):
         "(text, image, sound, generation, other); others have 1. Deadlines decide first, shares in the long run. "
         "Nothing: deadlines alone decide.",
     )
+    generation_cache_bytes: int | None = Field(
+        None,
+        ge=1 << 20,
+        description="Most bytes of attention caches of a model that generates, for all answers that it is at; what has "
+        "no room waits. More lets more and longer ones run at once. None: as many as its slots may need.",
+    )
     max_message_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request or answer, in bytes, on every protocol."
     )

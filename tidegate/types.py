@@ -163,6 +163,7 @@ class Call(msgspec.Struct, frozen=True):
     defer: bool = False  # a ticket is accepted if a device has no good answer now; a gateway gives no tickets
     trace: Trace | None = None  # where tracing is on
     tokens: TokenSink | None = None  # where a generation's tokens go as they come; None: all come with the reply
+    on_begun: Callable[[Route], None] | None = None  # called before the first token, where a gateway knows the route
 
     def budget_s(self, now: float) -> float | None:
         """The time left until the deadline, possibly negative; None without a deadline."""
@@ -187,6 +188,7 @@ class Call(msgspec.Struct, frozen=True):
             self.defer,
             self.trace,
             self.tokens,
+            self.on_begun,
         )
 
     def traced(self, trace: Trace) -> Call:
@@ -208,6 +210,7 @@ class Call(msgspec.Struct, frozen=True):
             self.defer,
             trace,
             self.tokens,
+            self.on_begun,
         )
 
     def by(self, identity: Identity) -> Call:

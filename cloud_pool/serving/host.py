@@ -10,16 +10,19 @@ from collections.abc import Callable, Iterable
 
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.coalescing import Coalescer
+from cloud_pool.serving.generating_model import PoolGeneratingModel
 from cloud_pool.serving.pool_model import PoolModel, VariantRelief
 from cloud_pool.serving.sequence_state import SequenceStates
 from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.supervisor import PoolSupervisor
+from tidegate.serving.joint_queue import JointQueue
 from tidegate.serving.model_table import ModelTable
 from tidegate.serving.target_host import TargetHost
 from tidegate.tracing.served import ServedTraces
 
 
-class PoolHost(TargetHost[PoolModel]):
+class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
     """A `ModelHost` over one scheduler.
 
     Args:
@@ -27,7 +30,9 @@ class PoolHost(TargetHost[PoolModel]):
         loadables: what is served; the first of each model is used when no variant is demanded.
         lesser: the precision that answers requests without a demand, while `degraded()`; "" is none.
         spare: whether variants of that precision answer nothing but demands, at other times.
+        generating: the workers of those of `loadables` that generate.
         epoch: unique to this process and larger than that of the one before.
+        on_missed: as `TargetHost` calls it.
     """
 
     def __init__(
@@ -38,14 +43,17 @@ class PoolHost(TargetHost[PoolModel]):
         supervisor: PoolSupervisor,
         *,
         epoch: int,
+        generating: GeneratingWorkers | None = None,
         lesser: str = "",
         spare: bool = False,
         degraded: Callable[[], bool] = lambda: False,
         traces: ServedTraces | None = None,
+        on_missed: Callable[[float, float], None] = lambda _arrived_at, _ended_at: None,
     ) -> None:
         server_name = f"pool/{name}"
-        models = ModelTable[PoolModel](server_name)
-        super().__init__(server_name, models, scheduler, epoch=lambda: epoch, traces=traces)
+        models = ModelTable[PoolModel | PoolGeneratingModel](server_name)
+        queue = scheduler if generating is None else JointQueue(scheduler, generating.schedulers)
+        super().__init__(server_name, models, queue, epoch=lambda: epoch, traces=traces, on_missed=on_missed)
         self.epoch = epoch
         self.sequences = SequenceStates()
         self._name = name
@@ -56,6 +64,10 @@ class PoolHost(TargetHost[PoolModel]):
         for loadable in loadables:
             versions.setdefault((loadable.manifest.name, loadable.manifest.version), []).append(loadable)
         for version in versions.values():
+            if generating is not None and version[0].manifest.generative is not None:
+                workers = [generating.variants[one.key] for one in version]
+                models.add(PoolGeneratingModel(server_name, workers, sandbox=supervisor.sandbox))
+                continue
             models.add(
                 PoolModel(
                     server_name,

@@ -19,14 +19,20 @@ from pathlib import Path
 from typing import Protocol
 
 from cloud_pool.core.batching.padding import Arrays
+from tidegate.engines.generation.limits import limits_of
+from tidegate.generate.request import GenerateRequest
+from tidegate.generate.usage import Generated
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.packing import packing_of
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.token_sink import TokenSink
 from tidegate.workers.call_watchdog import CallWatchdog
+from tidegate.workers.generation.sequence_watchdog import SequenceWatchdog, SilentWorker
+from tidegate.workers.generation.warmup import SequenceComputer
 from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, WorkerDied
 
 
-class EngineProcess(Protocol):
+class EngineProcess(SequenceComputer, SilentWorker, Protocol):
     """The part of `tidegate.workers.process.WorkerProcess` that a device worker uses."""
 
     @property
@@ -35,6 +41,8 @@ class EngineProcess(Protocol):
     def pid(self) -> int | None: ...
     @property
     def starved_s(self) -> float: ...
+    @property
+    def collected_s(self) -> float: ...
     async def load(self, spec: EngineSpec) -> LoadResult: ...
     async def infer(self, key: str, inputs: Arrays) -> ComputeResult: ...
     async def died(self) -> str: ...
@@ -80,10 +88,22 @@ class DeviceWorker:
         self.loaded = LoadResult(0.0)  # the last report of what it holds
         self._hung = asyncio.Event()
         self._hung_for_s = 0.0
+        self._watchdog = SequenceWatchdog(
+            process, limit_s=hang_timeout_s, excused_s=lambda: process.starved_s, on_hung=self._give_up
+        )
 
     @property
     def pid(self) -> int | None:
         return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.alive and not self._hung.is_set()
+
+    @property
+    def collected_s(self) -> float:
+        """Seconds that the process spent on garbage collections."""
+        return self._process.collected_s
 
     @property
     def on_device(self) -> tuple[int, int] | None:
@@ -91,8 +111,12 @@ class DeviceWorker:
         held_bytes, device_bytes = self.loaded.held_bytes, self.loaded.device_bytes
         return None if held_bytes is None or device_bytes is None else (held_bytes, device_bytes)
 
-    async def load(self, loadable: PoolLoadable) -> LoadResult:
-        """Load one engine. Raises InternalError, OutOfMemory or WorkerDied."""
+    async def load(self, loadable: PoolLoadable, *, cache_bytes: int = 0) -> LoadResult:
+        """Load one engine. Raises InternalError, OutOfMemory or WorkerDied.
+
+        Args:
+            cache_bytes: of one that generates, for its attention caches; 0: as it likes.
+        """
         outputs = tuple(spec.name for spec in loadable.manifest.outputs)
         variant = loadable.variant
         engine = variant.engine
@@ -108,6 +132,7 @@ class DeviceWorker:
             paced_slow=self._paced_slow,
             packing=packing_of(loadable.manifest, variant.packed),
             compile=variant.compile,
+            generation=limits_of(loadable.manifest, variant, cache_bytes=cache_bytes),
         )
         loaded = await self._process.load(spec)
         if loaded.device_bytes is not None or self.loaded.device_bytes is None:  # the device's own word, if it has one
@@ -133,9 +158,27 @@ class DeviceWorker:
                     patience.end()
         except TimeoutError:
             pass
-        self._hung_for_s = within_s
-        self._hung.set()
+        self._give_up(within_s)
         raise WorkerDied(f"the worker hung for {within_s:.3g} s in {key} and is ended")
+
+    async def generate(
+        self,
+        key: str,
+        request: GenerateRequest,
+        sink: TokenSink | None,
+        *,
+        token_interval_s: float,
+        first_token_s: float | None = None,
+    ) -> Generated:
+        """As `WorkerProcess.generate`. Raises Unreachable where the worker hung."""
+        async with self._watchdog.watching():
+            return await self._process.generate(
+                key, request, sink, token_interval_s=token_interval_s, first_token_s=first_token_s
+            )
+
+    def _give_up(self, silent_s: float) -> None:
+        self._hung_for_s = silent_s
+        self._hung.set()
 
     async def end(self) -> str:
         """Wait until the process has died or is given up as hung, and say which."""

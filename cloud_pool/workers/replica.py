@@ -73,6 +73,11 @@ class Replica:
         )
 
     @property
+    def name(self) -> str:
+        """Of its place."""
+        return self.place.name
+
+    @property
     def state(self) -> ModelState:
         return self._supervised.state
 

@@ -97,8 +97,8 @@ class PoolSupervisor:
 
     @property
     def state(self) -> ModelState:
-        """The best state of any replica."""
-        return min((slot.state for slot in self.slots), key=_BEST_FIRST.index)
+        """The best state of any replica; ready where there is nothing to serve."""
+        return min((slot.state for slot in self.slots), key=_BEST_FIRST.index, default="ready")
 
     @property
     def worker_report(self) -> WorkerReport | None:
@@ -119,6 +119,8 @@ class PoolSupervisor:
 
     async def failed(self) -> None:
         """Wait for the end of a supervision itself, which only a defect brings: raises it."""
+        if not self._tasks:
+            await asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()

@@ -20,7 +20,7 @@ from edge_agent.offline.queue_db import Ticket
 from edge_agent.offline.store import OfflineStore
 from tidegate.oip.grpc.codec import response_from_bytes
 from tidegate.oip.http.codec import BinaryOutputs, encode_response
-from tidegate.oip.http.server import JSON_TYPE, json_response
+from tidegate.oip.http.responses import JSON_TYPE, json_response
 from tidegate.oip.reply import ATTESTED_KEY, BUDGET_LEFT_KEY, ROUTE_KEY, SERVED_BY_KEY, TIMING_KEY
 from tidegate.oip.status import TICKET_KEY
 from tidegate.outcome import NothingAlive, error_from_code

@@ -1,5 +1,8 @@
 """The edge's model: one runner behind the common pipeline, with its limits, its costs and its statistics.
 
+A generation does not wait for the device's turn: it begins in a slot of its model's own worker, and holds up no other
+model for its length (`tidegate/serving/generation`).
+
 A variant's limits say what the edge takes: work beyond them is refused as NotSupported with the limit's name, never
 tried. Among the variants that take the work the cheapest on this device is used.
 """
@@ -34,8 +37,9 @@ class EdgeModel:
         server_name: of the edge, for refusals.
         soaking: whether the runner's generation still has to prove itself, which its offer says.
         shares: the weights by which models share the device: they say in which group this one is.
-        on_answered: called after each call with the runner and the seconds that the call computed; or with None where
-            the runner failed by its own fault, not by the caller's or through a full queue.
+        on_answered: called after each call with the runner and the seconds that the call computed, of a generation
+            those of a unit of its work; or with None where the runner failed by its own fault, not by the caller's or
+            through a full queue.
     """
 
     def __init__(
@@ -101,12 +105,12 @@ class EdgeModel:
         """
         self._enter()
         try:
-            done = await self._schedule(computation)
+            computed = await self._compute(computation)
         finally:
             self._leave()
-        self._count(computation.work, done)
-        self._on_answered(self.runner, done.compute_s)
-        return Computed(done.result.outputs, done.queue_s, done.compute_s, computation.work.rows)
+        self._count(computed)
+        self._on_answered(self.runner, computed.compute_s if computed.pace_s is None else computed.pace_s)
+        return computed
 
     def ended(self, took_s: float, error: BaseException | None) -> None:
         if error is None:
@@ -115,6 +119,13 @@ class EdgeModel:
             self._statistics.fail.add(took_s)
         if isinstance(error, InternalError | PeerError):
             self._on_answered(self.runner, None)
+
+    async def _compute(self, computation: Computation) -> Computed:
+        generating = self.runner.generating.get(computation.variant.name)
+        if generating is not None:
+            return await generating.compute(computation)
+        done = await self._schedule(computation)
+        return Computed(done.result.outputs, done.queue_s, done.compute_s, computation.work.rows)
 
     async def _schedule(self, computation: Computation) -> WorkResult[ComputeResult]:
         runner, call, units = self.runner, computation.call, computation.work.units
@@ -153,14 +164,14 @@ class EdgeModel:
         if not self.calls_inside:
             self.idle.set()
 
-    def _count(self, work: Work, done: WorkResult[ComputeResult]) -> None:
+    def _count(self, done: Computed) -> None:
         statistics = self._statistics
         statistics.last_inference_ms = int(clock.utc_s() * 1e3)
-        statistics.inference_count += work.rows
+        statistics.inference_count += done.batch_rows
         statistics.execution_count += 1
         statistics.queue.add(done.queue_s)
         statistics.compute_infer.add(done.compute_s)
-        statistics.batches.setdefault(work.rows, TimedCount()).add(done.compute_s)
+        statistics.batches.setdefault(done.batch_rows, TimedCount()).add(done.compute_s)
 
     def __repr__(self) -> str:
         return f"<EdgeModel {self.label} {self.runner.state}{' soaking' if self.soaking else ''}>"

@@ -6,6 +6,7 @@ something has changed, and a device that spares its battery takes no new work.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from edge_agent.serving.edge_model import EdgeModel, OnAnswered
@@ -14,6 +15,8 @@ from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate.fleet.offers import ModelOffer
 from tidegate.models.share_weights import ShareWeights
 from tidegate.outcome import Overloaded
+from tidegate.serving.generation.sequence_scheduler import SequenceScheduler
+from tidegate.serving.joint_queue import JointQueue
 from tidegate.serving.model_table import ModelTable
 from tidegate.serving.target_host import TargetHost
 from tidegate.tracing.served import ServedTraces
@@ -30,6 +33,7 @@ class EdgeHost(TargetHost[EdgeModel]):
         exhausted: why the device takes no new work just now, "" while it does; asked for every call.
         shares: the weights by which models share the device.
         on_answered: as `EdgeModel` calls it.
+        on_missed: as `TargetHost` calls it.
     """
 
     def __init__(
@@ -43,15 +47,17 @@ class EdgeHost(TargetHost[EdgeModel]):
         shares: ShareWeights | None = None,
         on_answered: OnAnswered = lambda runner, compute_s: None,
         traces: ServedTraces | None = None,
+        on_missed: Callable[[float, float], None] = lambda _arrived_at, _ended_at: None,
     ) -> None:
         server_name = f"edge/{name}"
         super().__init__(
             server_name,
             ModelTable(server_name),
-            scheduler,
+            JointQueue(scheduler, self.sequences),
             epoch=epoch,
             check_open=lambda: _check_not_exhausted(server_name, exhausted()),
             traces=traces,
+            on_missed=on_missed,
         )
         self._name = name
         self._scheduler = scheduler
@@ -69,7 +75,16 @@ class EdgeHost(TargetHost[EdgeModel]):
     @property
     def busy(self) -> bool:
         """Whether anything waits or is computed."""
-        return self._scheduler.queued + self._scheduler.in_flight > 0
+        return self._queue.queued + self._queue.in_flight > 0
+
+    def sequences(self) -> list[SequenceScheduler]:
+        """Of the variants that generate and are routed, or have calls inside."""
+        runners = [model.runner for model in (*self.models, *self._leaving)]
+        return [one.scheduler for runner in runners for one in runner.generating.values()]
+
+    async def drained(self) -> None:
+        """Wait until no caller waits for an answer."""
+        await asyncio.gather(self._scheduler.drained(), *[one.drained() for one in self.sequences()])
 
     def refresh(self, runner: Runner) -> None:
         """Take note of a runner's new state: what waits for a lost worker is refused, and the offers are made anew."""

@@ -20,6 +20,8 @@ from edge_agent.serving.runner import Runner
 from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate import clock
 from tidegate.metrics.families import counter, gauge, single
+from tidegate.metrics.generated import GeneratedCounts
+from tidegate.metrics.generation import generation_families
 from tidegate.metrics.serving import served_families
 
 
@@ -33,8 +35,11 @@ class EdgeMetrics:
         scheduler: EdgeScheduler,
         sensors: Sensors,
         sync: EdgeSync | None,
+        *,
         sandbox: Mapping[str, bool] | None = None,
+        generated: GeneratedCounts | None = None,
     ) -> None:
+        self._generated = generated or GeneratedCounts()
         self._sandbox = sandbox or {}
         self._host = host
         self._runners = runners
@@ -46,6 +51,8 @@ class EdgeMetrics:
         yield from served_families("tidegate_edge", self._host.served, self._host.statistics())
         yield from self._queue_families()
         yield from self._model_families()
+        states = [one.state(runner.name) for runner in self._runners() for one in runner.generating.values()]
+        yield from generation_families("tidegate_edge", self._generated, states)
         yield from self._device_families()
 
     def _queue_families(self) -> Iterator[Metric]:
@@ -67,6 +74,9 @@ class EdgeMetrics:
         yield counter("tidegate_edge_worker_restarts", words, ("model",), starts)
         lost = [((one.name,), float(one.lost_workers.count)) for one in self._runners()]
         yield counter("tidegate_edge_worker_lost", "Of these: workers that hung or died.", ("model",), lost)
+        collected = [((one.name,), one.collected_s) for one in self._runners()]
+        words = "Garbage collections in the worker that serves."
+        yield counter("tidegate_edge_worker_gc_seconds", words, ("model",), collected)
 
     def _device_families(self) -> Iterator[Metric]:
         seen = self._sensors.now

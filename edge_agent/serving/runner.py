@@ -10,6 +10,10 @@ While there is no worker, calls fail with Unreachable at once: the gateway has o
 requests until it may be well again makes them all late. Calls that were inside the dead worker fail the same way,
 through it. The state says so as soon as the worker has died, not when its process is reaped.
 
+A model that generates has many generations in its worker at a time, which the runner lets begin
+(`tidegate/serving/generation`); a worker that is silent while it owes them tokens is ended as well
+(`tidegate/workers/generation/sequence_watchdog.py`).
+
 A worker that is silent during one call for longer than such calls can take (`tidegate/workers/watchdog.py`), without
 computing, is taken as hung and ended, which is a death like others; after `hang_timeout_s` one that computes is, too.
 
@@ -30,14 +34,24 @@ import structlog
 from numpy.typing import NDArray
 
 from tidegate import clock
+from tidegate.engines.generation.limits import limits_of
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
+from tidegate.generate.request import GenerateRequest
+from tidegate.generate.usage import Generated
+from tidegate.metrics.generated import GeneratedCounts
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.packing import packing_of
 from tidegate.outcome import Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.serving.generation.generating_variant import GeneratingVariant
+from tidegate.serving.generation.sequence_queue import SequenceQueue
+from tidegate.serving.generation.sequence_scheduler import SequenceScheduler
+from tidegate.token_sink import TokenSink
 from tidegate.workers.call_watchdog import CallWatchdog
+from tidegate.workers.generation.sequence_watchdog import SequenceWatchdog, SilentWorker
+from tidegate.workers.generation.warmup import SequenceComputer
 from tidegate.workers.incarnation import Incarnation
 from tidegate.workers.lost_workers import LostWorkers, report_of
 from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, WorkerDied
@@ -49,7 +63,7 @@ log = structlog.get_logger(__name__)
 Arrays = Mapping[str, NDArray[Any]]
 
 
-class EngineWorker(Protocol):
+class EngineWorker(SequenceComputer, SilentWorker, Protocol):
     """The part of `tidegate.workers.process.WorkerProcess` that a runner uses."""
 
     @property
@@ -61,6 +75,8 @@ class EngineWorker(Protocol):
     def awake_s(self) -> float: ...
     @property
     def pid(self) -> int | None: ...
+    @property
+    def collected_s(self) -> float: ...
 
 
 StartWorker = Callable[[str], AbstractAsyncContextManager[EngineWorker]]
@@ -76,6 +92,15 @@ class EdgeLoadable:
     artefact: Path
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeSequences:
+    """What each model that generates may take on this device, and where its tokens are counted."""
+
+    counts: GeneratedCounts
+    max_waiting: int = 64
+    cache_bytes: int | None = None  # of the attention caches of a model's variant; None: as its engine likes
+
+
 class Runner:
     """Alive inside `async with`, which returns once the model is ready.
 
@@ -85,6 +110,7 @@ class Runner:
         on_change: called after each change of `state`.
         generation: tells runners of one version apart, where models are rolled out; 0: of the static repository.
         sandbox: what its workers' sandbox lacks, "" for nothing (`tidegate/workers/sandbox_check.py`); offered so.
+        sequences: what a model that generates may take here; None: as many as its engine has slots for.
     """
 
     def __init__(
@@ -102,6 +128,7 @@ class Runner:
         hang_timeout_s: float = 30.0,
         generation: int = 0,
         sandbox: str | None = None,
+        sequences: EdgeSequences | None = None,
     ) -> None:
         self.manifest = manifest
         self.generation = generation
@@ -122,6 +149,10 @@ class Runner:
         self._planned = False  # ... for something else than a fault
         self._calls: dict[object, tuple[float, float]] = {}  # under way: begin, and half of the patience
         self._task: asyncio.Task[None] | None = None
+        self._sequences = sequences or EdgeSequences(GeneratedCounts())
+        self._slots: dict[str, int] = {}  # of each generating variant, as its engine has loaded
+        self._watchdog: SequenceWatchdog | None = None  # of the worker that serves
+        self.generating = {one.name: self._generating(one) for one in self.variants if manifest.generative is not None}
         self._supervised = SupervisedWorker[EngineWorker](
             self,
             start=start_worker,
@@ -214,7 +245,9 @@ class Runner:
 
     def overdue_s(self, now: float) -> float:
         """How long its worker has been silent where half of the patience with it is over; 0 where it is not."""
-        return max([0.0, *(now - began_at for began_at, half_s in self._calls.values() if now - began_at > half_s)])
+        sequences_s = 0.0 if self._watchdog is None else self._watchdog.overdue_s
+        calls_s = [now - began_at for began_at, half_s in self._calls.values() if now - began_at > half_s]
+        return max([0.0, sequences_s, *calls_s])
 
     def slowness(self) -> float:
         """How many times longer than at its warm-up its variants take, of the one that is most; 1 is as measured."""
@@ -251,11 +284,47 @@ class Runner:
         finally:
             del self._calls[call]
 
+    async def generate(
+        self,
+        place: str,
+        variant: str,
+        request: GenerateRequest,
+        sink: TokenSink,
+        *,
+        token_interval_s: float,
+        first_token_s: float,
+    ) -> Generated:
+        """Generate with one variant on the worker of this name.
+
+        Raises:
+            Unreachable: that worker is gone, or it died or hung during this call.
+            InternalError: the engine failed on it.
+        """
+        incarnation, watchdog = self._supervised.current, self._watchdog
+        worker = self._worker
+        if incarnation is None or incarnation.name != place or worker is None or not worker.alive or watchdog is None:
+            raise Unreachable(self.unready())
+        try:
+            async with watchdog.watching():
+                return await worker.generate(
+                    variant, request, sink, token_interval_s=token_interval_s, first_token_s=first_token_s
+                )
+        except WorkerDied as error:
+            raise Unreachable(f"model {self.name!r}: {error.message}") from error
+        except Unreachable as error:
+            raise Unreachable(f"model {self.name!r}: {error.message}") from error
+
     @property
     def pid(self) -> int | None:
         """Of the worker that serves; None while there is none."""
         worker = self._worker
         return worker.pid if worker is not None else None
+
+    @property
+    def collected_s(self) -> float:
+        """Seconds that the worker that serves spent on garbage collections."""
+        worker = self._worker
+        return worker.collected_s if worker is not None else 0.0
 
     @property
     def ready(self) -> bool:
@@ -285,7 +354,8 @@ class Runner:
                 await self._warm(worker, variant.name, self.manifest, variant)
             else:
                 points = await self._measure(worker, variant.name, self.manifest, variant)
-                self._times[variant.name] = ServiceTime(points)
+                generating = self.generating.get(variant.name)
+                self._times[variant.name] = ServiceTime(points) if generating is None else generating.measured(points)
         self._unwanted.clear()
         return 0.0  # no call waits for a restart here
 
@@ -300,7 +370,21 @@ class Runner:
             await cancel_and_wait(died, unwanted)
 
     def serve(self, incarnation: Incarnation[EngineWorker]) -> None:
-        """Nothing: `infer` uses the incarnation that serves."""
+        """Let generations begin; `infer` uses the incarnation that serves."""
+        if not self.generating:
+            return
+        worker = incarnation.worker
+        assert worker is not None
+        self._watchdog = SequenceWatchdog(
+            worker,
+            limit_s=self._hang_timeout_s,
+            excused_s=lambda: worker.awake_s,
+            on_hung=lambda silent_s: self._hung(worker, silent_s),
+            excused_to_limit=True,
+        )
+        limit_bytes = inf if self._sequences.cache_bytes is None else self._sequences.cache_bytes
+        for name, one in self.generating.items():
+            one.scheduler.open(incarnation.name, slots=self._slots[name], limit_bytes=limit_bytes)
 
     def back(self, incarnation: Incarnation[EngineWorker]) -> None:
         log.info("worker back", model=self.name)
@@ -309,6 +393,8 @@ class Runner:
         if not (self._unwanted.is_set() and self._planned):
             self.lost_workers.lost(incarnation.reason, clock.now())
         self._supervised.become("loading")  # now and not once it is reaped, which takes a second where it hangs
+        for one in self.generating.values():
+            one.scheduler.close(incarnation.name, self.unready())
 
     def lost(self, incarnation: Incarnation[EngineWorker]) -> None:
         self.exits, self.last_exit = self.exits + 1, incarnation.reason
@@ -336,7 +422,7 @@ class Runner:
         outputs = tuple(spec.name for spec in self.manifest.outputs)
         for loadable in self._loadables:
             variant = loadable.variant
-            await worker.load(
+            loaded = await worker.load(
                 EngineSpec(
                     variant.name,
                     variant.engine,
@@ -346,8 +432,18 @@ class Runner:
                     paced_slow=self._paced_slow,
                     packing=packing_of(self.manifest, variant.packed),
                     compile=variant.compile,
+                    generation=limits_of(self.manifest, variant, cache_bytes=self._sequences.cache_bytes or 0),
                 )
             )
+            self._slots[variant.name] = loaded.slots
+
+    def _generating(self, variant: Variant) -> GeneratingVariant:
+        scheduler = SequenceScheduler(SequenceQueue(max_size=self._sequences.max_waiting))
+        return GeneratingVariant(self.manifest, variant, scheduler, self, self._sequences.counts)
+
+    def _hung(self, worker: EngineWorker, silent_s: float) -> None:
+        if self._worker is worker:
+            self.recycle(f"hung for {round(silent_s, 1):g} s", planned=False)
 
     def _variant_offer(self, variant: Variant) -> VariantOffer:
         time = self._times.get(variant.name)
@@ -359,6 +455,7 @@ class Runner:
             max_tokens=variant.max_tokens,
             quality=variant.quality.value if variant.quality is not None else None,
             paced=variant.paced,
+            slots=self._slots.get(variant.name, 0),
         )
 
     async def _stop(self) -> None:

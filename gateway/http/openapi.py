@@ -19,7 +19,7 @@ import yaml
 from aiohttp import web
 
 from tidegate import __version__
-from tidegate.oip.http.server import JSON_TYPE
+from tidegate.oip.http.responses import JSON_TYPE
 
 
 def document() -> dict[str, Any]:

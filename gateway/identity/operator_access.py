@@ -25,7 +25,8 @@ from gateway.identity.audit import LOCAL, Audit
 from gateway.identity.guard import GatewayGuard
 from tidegate.caller import Right
 from tidegate.oip.http.guard import credentials_over_http
-from tidegate.oip.http.server import error_middleware, error_response
+from tidegate.oip.http.responses import error_response
+from tidegate.oip.http.server import error_middleware
 from tidegate.outcome import ServeError, Unauthenticated
 from tidegate.servers.foreign_sites import is_address
 from tidegate.servers.operator_token import FILE_VARIABLE, OperatorToken

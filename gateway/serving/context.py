@@ -19,6 +19,7 @@ from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.request.hedging import HedgePolicy
 from gateway.serving.confidence_policy import ConfidencePolicies
+from gateway.serving.work_estimate import AskBuilder
 from gateway.targets.target import Target
 from tidegate.outcome import ServeError
 from tidegate.types import Call
@@ -40,6 +41,7 @@ class DispatchContext(Protocol):
     placement: Placement
     hedges: HedgePolicy
     judges: ConfidencePolicies
+    ask_builder: AskBuilder
     targets: Mapping[str, Target]
     draw: Callable[[], float]
     listener: AttemptListener | None

@@ -46,7 +46,8 @@ from gateway.serving.confidence_policy import ConfidencePolicy
 from gateway.serving.context import DispatchContext
 from gateway.serving.work_estimate import tensor_bytes
 from tidegate import clock
-from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
+from tidegate.generate.usage import Usage, usage_if_generated
+from tidegate.outcome import BadAnswer, Disconnected, InternalError, ServeError, Unreachable
 from tidegate.tracing.propagation import outgoing_context
 from tidegate.types import Accepted, Call, InferRequest, Reply
 
@@ -206,14 +207,19 @@ class RequestExecution:
         now = clock.now()
         self._note(RequestEvent(now, "begun", number))
         self._perform(self._machine.begun(number, now), now)
-        return number in self._attempts  # it is not if another one had begun
+        if number not in self._attempts:  # another one had begun
+            return False
+        if self._call.on_begun is not None:
+            self._call.on_begun(self._machine.route_of(number))
+        return True
 
     def _answered(self, number: int, reply: Reply) -> None:
         attempt = self._over(number)
         if attempt is None:
             return
         now = clock.now()
-        link_s = attempt.answered(reply.stages, reply.load, now, tensor_bytes(reply.response.outputs))
+        work = self._context.ask_builder.computed(self._request, reply.response)
+        link_s = attempt.answered(reply.stages, reply.load, now, tensor_bytes(reply.response.outputs), work=work)
         self._answers[number] = reply, link_s, now
         if self._context.listener is not None:
             self._context.listener.answered(attempt.candidate.offered.target.spec.id)
@@ -329,9 +335,9 @@ class RequestExecution:
             end.error.attempted = bool(self._machine.reasons)
             end.error.request_id = self._remember(f"{end.error.code}: {end.error.message}", now)
             raise end.error
-        request_id = self._remember(AnswerRecord(end.attempt, end.route), now)
         assert self._call.deadline is not None
         reply, link_s, answered_at = self._answers[end.attempt]
+        request_id = self._remember(AnswerRecord(end.attempt, end.route, _usage(reply)), now)
         route = end.route
         if route.provisional:
             answered_at = now  # it waited for a better one
@@ -415,3 +421,11 @@ class RequestExecution:
 
     def __repr__(self) -> str:
         return f"<RequestExecution {self._request.id or '-'} {self._machine!r}>"
+
+
+def _usage(reply: Reply) -> Usage | None:
+    """What a generation took; None of any other answer, and of one whose counts its front will refuse."""
+    try:
+        return usage_if_generated(reply.response)
+    except BadAnswer:
+        return None

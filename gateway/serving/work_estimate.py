@@ -15,11 +15,14 @@ from gateway.core.estimate.service_cost import CostClass, cost_class, unloaded_p
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import variant_misfit
+from gateway.core.request.attempt import ComputedWork
+from tidegate.generate.usage import FINISH_KEY, usage_of
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.models.share_weights import ShareWeights
-from tidegate.models.work import answer_bytes, work_of
+from tidegate.models.work import answer_bytes, generated_units, work_of
+from tidegate.outcome import BadAnswer
 from tidegate.placement_pin import stricter
-from tidegate.types import Call, Tensor
+from tidegate.types import Call, InferRequest, InferResponse, Tensor
 
 ManifestOf = Callable[[str, str], Manifest]
 
@@ -79,6 +82,20 @@ class AskBuilder:
             and stricter(call.pin, manifest.pin) == "any",
             attested=call.attested or manifest.require == "attested",
         )
+
+    def computed(self, request: InferRequest, response: InferResponse) -> ComputedWork | None:
+        """What a generation turned out to be; None of other answers, and of one that does not say."""
+        if FINISH_KEY not in response.parameters:
+            return None
+        manifest = self._manifest_of(request.model_name, request.model_version)
+        if manifest.generative is None:
+            return None
+        try:
+            usage = usage_of(response)
+        except BadAnswer:
+            return None
+        units = generated_units(manifest, usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens)
+        return ComputedWork(max(0.0, units), usage.prefill_s + usage.decode_s)
 
     def describe(self, call: Call) -> WorkDescription:
         """What the call costs, in words. Computed on demand: only an access log wants it."""

@@ -36,6 +36,7 @@ class VariantOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     quality: float | None = None
     paced: bool = False  # it waits instead of computing, and answers with zeros
     standing: Standing = ""
+    slots: int = 0  # generations at a time, on all workers together; 0: it does not generate
 
 
 REASON_CHARS: Final = 200

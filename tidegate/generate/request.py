@@ -15,15 +15,16 @@ from typing import Final
 
 import msgspec
 
+from tidegate.models.generative import ANSWER_OUTPUT, MAX_TOKENS, PROMPT_INPUT
 from tidegate.outcome import InvalidRequest
 from tidegate.types import Datatype, InferRequest, Parameter, Parameters, Tensor
 
-INPUT_IDS: Final = "input_ids"
+INPUT_IDS: Final = PROMPT_INPUT
 TEXT_INPUT: Final = "text_input"
-OUTPUT_IDS: Final = "output_ids"
+OUTPUT_IDS: Final = ANSWER_OUTPUT
 TEXT_OUTPUT: Final = "text_output"
 
-MAX_TOKENS_KEY: Final = "max_tokens"
+MAX_TOKENS_KEY: Final = MAX_TOKENS
 TEMPERATURE_KEY: Final = "temperature"
 TOP_P_KEY: Final = "top_p"
 TOP_K_KEY: Final = "top_k"

@@ -12,7 +12,7 @@ from typing import Final
 
 from tidegate.models.manifest import Manifest
 
-_SHARED: Final = ("inputs", "outputs", "axes", "text", "cost", "pin", "require")
+_SHARED: Final = ("inputs", "outputs", "axes", "text", "cost", "pin", "require", "generative")
 
 
 def differences(one: Manifest, other: Manifest) -> tuple[str, ...]:

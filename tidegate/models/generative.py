@@ -11,9 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import isfinite
+from typing import Final
 
 import msgspec
 
+PROMPT_INPUT: Final = "input_ids"  # the prompt's token ids
+ANSWER_OUTPUT: Final = "output_ids"
+MAX_TOKENS: Final = "max_tokens"  # the request parameter: of the answer
 MAX_CONTEXT = 2**24
 MAX_SLOTS = 4096
 _MAX_STOPS = 256
@@ -31,6 +35,10 @@ class Generative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     chat_template: str | None = None  # a Jinja template; None: no chat, only completions
     chat_template_sha256: str | None = None
     default_max_tokens: int = 256  # of a request that does not say, as far as the context has room
+
+    def max_tokens_after(self, prompt_tokens: int) -> int:
+        """Tokens of the answer to a prompt of this length where the request does not say how many it may have."""
+        return max(1, min(self.default_max_tokens, self.context - prompt_tokens))
 
 
 class GenerationCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -1,6 +1,12 @@
 """Computes the work of a request (cost feature, rows, longest row, answer size) from shapes alone.
 
 No tensor is decoded: the gateway prices a request it only passes on.
+
+The work of a generation is counted in tokens of its answer, of which it has `max_tokens` at most; a token of its prompt
+counts as much as the manifest's first variant says (`GenerationCost.prompt_weight`), whichever variant answers, so that
+all sides count alike. An answer that a stop token ends is less work than was counted: what is learned from it is
+learned from the tokens that it had (`generated_units`), and what is predicted for the next one is the most that it can
+be.
 """
 
 from __future__ import annotations
@@ -8,10 +14,13 @@ from __future__ import annotations
 from math import prod
 from typing import Final, NamedTuple
 
+from tidegate.models.generative import MAX_TOKENS, PROMPT_INPUT, Generative
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.types import InferRequest, Tensor
 
 _TEXT_BYTES: Final = 16  # of one BYTES element, whose length is not known in advance
+_TOKEN_BYTES: Final = 4  # of text, about, in one token
+_STREAMED_BYTES: Final = 32  # of one token on its way, in a frame of its own
 
 
 class Work(NamedTuple):
@@ -23,7 +32,13 @@ class Work(NamedTuple):
 
 
 def work_of(manifest: Manifest, request: InferRequest) -> Work:
-    """The work of a request that was checked against `manifest`; a missing cost input counts as one unit."""
+    """The work of a request that was checked against `manifest`; a missing cost input counts as one unit.
+
+    Of a generation `longest_row` is the context that it may need: the tokens of the prompt and of the answer.
+    """
+    if manifest.generative is not None:
+        prompt, answer = _generation(manifest.generative, request)
+        return Work(generated_units(manifest, prompt, answer), 1, prompt + answer)
     cost = manifest.cost
     for tensor in request.inputs:
         if tensor.name == cost.input:
@@ -38,8 +53,29 @@ def _units(feature: Feature, tensor: Tensor, shape: tuple[int, ...]) -> int:
     return shape[0] if feature == "items" else prod(shape)
 
 
+def generated_units(manifest: Manifest, prompt_tokens: float, answer_tokens: float) -> float:
+    """The work of a generation, in tokens of an answer. Tokens of the prompt that a cache had are no work."""
+    costs = manifest.variants[0].generation if manifest.variants else None
+    return answer_tokens + prompt_tokens * (0.0 if costs is None else costs.prompt_weight)
+
+
+def _generation(generative: Generative, request: InferRequest) -> tuple[int, int]:
+    """Tokens of the prompt and, at most, of the answer. A request that was not checked yet may say anything."""
+    tensor = next((one for one in request.inputs if one.name == PROMPT_INPUT), None)
+    if tensor is not None:
+        prompt = tensor.elements
+    else:
+        prompt = sum([len(one.raw) for one in request.inputs]) // _TOKEN_BYTES
+    said = request.parameters.get(MAX_TOKENS)
+    if isinstance(said, int) and not isinstance(said, bool) and 0 < said <= generative.context:
+        return prompt, said
+    return prompt, generative.max_tokens_after(prompt)
+
+
 def answer_bytes(manifest: Manifest, request: InferRequest) -> int:
     """The size of the answer, as far as the manifest and the request's axes fix it; an axis of its own counts once."""
+    if manifest.generative is not None:
+        return _STREAMED_BYTES * _generation(manifest.generative, request)[1]
     lengths: dict[str, int] = {}
     shapes = {tensor.name: tensor.shape for tensor in request.inputs}
     for spec in manifest.inputs:

@@ -25,6 +25,7 @@ class BodyLimits:
     grace_s: float = 30.0
     min_bytes_per_s: float = 16_384.0
     max_held_bytes: int = 2**29
+    stall_s: float = 30.0  # of a streamed answer, not of a body: how long its caller may read nothing of it
 
 
 DEFAULT: Final = BodyLimits()

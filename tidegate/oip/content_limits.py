@@ -31,6 +31,8 @@ class ContentLimits:
         max_json_elements: values in JSON, and elements in typed contents: each becomes an object of some 32 bytes.
         max_strings: elements of BYTES tensors together: each has its own length, and is walked over one by one.
         max_string_bytes: of one element of a BYTES tensor, and of one parameter.
+        max_prompt_tokens: of a generation, where its model's context has room for more.
+        max_output_tokens: the same of its answer.
     """
 
     max_tensors: int = 1024
@@ -42,6 +44,8 @@ class ContentLimits:
     max_json_bytes: int = 32 * 2**20
     max_json_elements: int = 2**21
     max_json_depth: int = 32
+    max_prompt_tokens: int = 2**17
+    max_output_tokens: int = 2**16
 
     def check_count(self, count: int, what: str) -> None:
         """Raises InvalidRequest for more tensors or requested outputs than the limit."""

@@ -28,6 +28,7 @@ EXTENSIONS: Final = (
     "binary_tensor_data",
     "parameters",
     "statistics",
+    "generate",
 )
 
 
@@ -60,7 +61,7 @@ def model_config(manifest: Manifest) -> Json:
         "instance_group": [],
         "default_model_filename": "",
         "parameters": {},
-        "model_transaction_policy": {"decoupled": False},
+        "model_transaction_policy": {"decoupled": manifest.generative is not None},
         # Present only if clients may batch: it promises that rows of several requests are joined.
         **({"dynamic_batching": {"max_queue_delay_microseconds": delay_us}} if manifest.max_batch_size else {}),
     }

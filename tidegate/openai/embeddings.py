@@ -12,7 +12,6 @@ Token lists are taken as they are, without special tokens: a caller that sends t
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 
 from tidegate.arrays import tensor_to_array
 from tidegate.models.manifest import Axis, Manifest, Text
+from tidegate.openai.wrong_parameter import WrongParameter, decoded
 from tidegate.outcome import BadAnswer, InvalidRequest, TooLarge
 from tidegate.types import InferRequest, InferResponse, RequestedOutput, Tensor
 
@@ -31,16 +31,6 @@ MAX_TEXT_BYTES: Final = 1_000_000
 
 # The cost of a call beside its tokens, in tokens: 15 (int8, edge) to 34 (torch). docs/design/numbers.md, "Model cost".
 CALL_COST_TOKENS: Final = 32
-
-_PATH: Final = re.compile(r"\$\.(\w+)")
-
-
-class WrongParameter(InvalidRequest):
-    """An invalid request of which OpenAI's error format can name the parameter."""
-
-    def __init__(self, parameter: str, message: str) -> None:
-        super().__init__(message)
-        self.parameter = parameter
 
 
 class EmbeddingsBody(msgspec.Struct, frozen=True):
@@ -73,12 +63,7 @@ class TokenRow:
 
 def parse(body: bytes) -> EmbeddingsRequest:
     """The request in a body. Raises WrongParameter, InvalidRequest, TooLarge."""
-    try:
-        asked = _decode(body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        found = _PATH.search(str(error)) or re.search(r"field `(\w+)`", str(error))
-        message = f"the request's JSON is wrong: {error}"
-        raise (WrongParameter(found[1], message) if found else InvalidRequest(message)) from error
+    asked = decoded(body, _decode)
     texts, tokens = _inputs(asked.input)
     return EmbeddingsRequest(asked.model, asked.encoding_format == "base64", asked.dimensions, texts, tokens)
 

@@ -1,7 +1,9 @@
 """OpenAI's HTTP interface over a `ModelHost`: text in, embeddings out, for every tool that speaks it.
 
-    POST /v1/embeddings      texts or tokens, float or base64
-    GET  /v1/models[/{id}]   the models that take text
+    POST /v1/embeddings          texts or tokens, float or base64
+    POST /v1/chat/completions    text from models that generate it (`generation.py`)
+    POST /v1/completions
+    GET  /v1/models[/{id}]       the models that take text, and what each can do
 
 A text is tokenized with the model's own tokenizer, and what the model cannot take is cut off and said so
 (`tidegate-truncated: N`). A large body becomes several calls at a time (`embeddings.py`), all under the one deadline;
@@ -23,6 +25,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from tidegate import clock
+from tidegate.generate.text.text_models import TextModels
 from tidegate.models.manifest import Manifest
 from tidegate.oip import body_budget
 from tidegate.oip.body_budget import BodyLimits, BodyMemory, BodyReservation
@@ -34,7 +37,7 @@ from tidegate.oip.host import ModelHost
 from tidegate.oip.http.body import read_body
 from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
-from tidegate.oip.http.server import RefusalObserver, close_if_broken, json_response
+from tidegate.oip.http.responses import RefusalObserver, json_response
 from tidegate.oip.reply import (
     ATTESTED_KEY,
     BUDGET_LEFT_KEY,
@@ -45,12 +48,14 @@ from tidegate.oip.reply import (
     reply_parameters,
 )
 from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY, defer_of, version_of
-from tidegate.oip.status import error_code, error_headers, http_status, message_of
+from tidegate.oip.status import error_code
 from tidegate.oip.unknown_headers import warn_of_unknown
 from tidegate.openai import embeddings
-from tidegate.openai.embeddings import EmbeddingsRequest, TokenRow, WrongParameter
+from tidegate.openai.embeddings import EmbeddingsRequest, TokenRow
+from tidegate.openai.errors import Handler, error_json, in_openais_form
+from tidegate.openai.generation import GenerationRoutes
 from tidegate.openai.tokens import Tokenizers
-from tidegate.outcome import BadAnswer, CallerError, ModelNotFound, NotSupported, Overloaded, ServeError
+from tidegate.outcome import BadAnswer, NotSupported, ServeError
 from tidegate.trace_context import PARENT_KEY
 from tidegate.types import Call, Reply
 
@@ -58,7 +63,7 @@ PROTOCOL: Final = "openai"
 TRUNCATED_KEY: Final = "tidegate-truncated"
 MAX_CONCURRENT_CALLS: Final = 8  # of one body, so that it cannot fill every queue by itself
 
-Handler = Callable[[web.Request], Awaitable[web.Response]]
+_PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/chat/completions", "/v1/completions")
 Guarded = Callable[[web.Request, ModelHost], Awaitable[web.Response]]  # is given the host, and has no other
 
 _log = structlog.get_logger(__name__)
@@ -75,11 +80,13 @@ def openai_routes(
     body_limits: BodyLimits = body_budget.DEFAULT,
     held: BodyMemory | None = None,
     usage: UsageObserver | None = None,
+    texts: TextModels | None = None,
 ) -> list[web.RouteDef]:
     """OpenAI's routes over `host`, with the models' tokenizers.
 
     Args:
         host: answers the calls.
+        texts: the text sides of generating models; None: such models are not served here.
         max_body_bytes: of a request, after decompression.
         on_refused: called with (protocol, model name, error) for each request refused here, before the host saw it.
         guard: authorizes requests; None: every request is allowed.
@@ -88,16 +95,38 @@ def openai_routes(
         held: the memory budget for large bodies, shared with other protocols.
         usage: observes the tokens and the time of each request.
     """
-    return OpenAIRoutes(
-        guard or OpenGuard(host),
+    guard = guard or OpenGuard(host)
+    held = held or BodyMemory(body_limits.max_held_bytes)
+    embedding = OpenAIRoutes(
+        guard,
         tokenizers,
         max_body_bytes=max_body_bytes,
         on_refused=on_refused,
         limits=limits,
         body_limits=body_limits,
-        held=held or BodyMemory(body_limits.max_held_bytes),
+        held=held,
         usage=usage,
-    ).table()
+        texts=texts,
+    )
+    generating = (
+        None
+        if texts is None
+        else GenerationRoutes(
+            guard,
+            texts,
+            max_body_bytes=max_body_bytes,
+            limits=limits,
+            body_limits=body_limits,
+            held=held,
+            on_refused=on_refused,
+        )
+    )
+    return [
+        *(() if generating is None else generating.table()),
+        *embedding.table(),
+        # Last: any other path under /v1 is refused in OpenAI's form, too.
+        web.route("*", "/v1/{tail:.*}", _unknown),
+    ]
 
 
 class UsageObserver(Protocol):
@@ -132,8 +161,10 @@ class OpenAIRoutes:
         body_limits: BodyLimits,
         held: BodyMemory,
         usage: UsageObserver | None,
+        texts: TextModels | None,
     ) -> None:
         self._usage = usage
+        self._texts = texts
         self._guard = guard
         self._limits = limits
         self._body_limits = body_limits
@@ -147,18 +178,16 @@ class OpenAIRoutes:
 
     def table(self) -> list[web.RouteDef]:
         return [
-            web.post("/v1/embeddings", _in_openais_form(self.embed)),
+            web.post("/v1/embeddings", in_openais_form(self.embed)),
             web.get("/v1/models", self._guarded(self.models)),
             web.get("/v1/models/{model}", self._guarded(self.model)),
-            # Last: any other path under /v1 is refused in OpenAI's form, too.
-            web.route("*", "/v1/{tail:.*}", _unknown),
         ]
 
     def _guarded(self, handler: Guarded) -> Handler:
         async def guarded(request: web.Request) -> web.Response:
             return await handler(request, await self._guard.admit(credentials_over_http(request, PROTOCOL)))
 
-        return _in_openais_form(guarded)
+        return in_openais_form(guarded)
 
     async def embed(self, request: web.Request) -> web.Response:
         used = _RequestUsage(clock.now())
@@ -212,13 +241,30 @@ class OpenAIRoutes:
         return _answer(asked, manifest, rows, parts, calls, replies)
 
     async def models(self, _: web.Request, host: ModelHost) -> web.Response:
-        names = {manifest.name: manifest for manifest in host.manifests() if manifest.text is not None}
-        return json_response({"object": "list", "data": [_model(name) for name in names]})
+        found = {one.name: one for one in host.manifests() if self._is_listed(one)}
+        return json_response({"object": "list", "data": [await self._model(one) for one in found.values()]})
 
     async def model(self, request: web.Request, host: ModelHost) -> web.Response:
         manifest = host.manifest(request.match_info["model"])
-        embeddings.text_of(manifest)
-        return json_response(_model(manifest.name))
+        if not self._is_listed(manifest):
+            embeddings.text_of(manifest)
+        return json_response(await self._model(manifest))
+
+    def _is_listed(self, manifest: Manifest) -> bool:
+        return manifest.text is not None or (manifest.generative is not None and self._texts is not None)
+
+    async def _model(self, manifest: Manifest) -> dict[str, Any]:
+        """A model as OpenAI lists it, with the paths that serve it in a field that OpenAI's clients pass by."""
+        paths = ["/v1/embeddings"] if manifest.text is not None else []
+        said: dict[str, Any] = {"id": manifest.name, "object": "model", "created": 0, "owned_by": "tidegate"}
+        if manifest.generative is not None and self._texts is not None:
+            try:
+                chats = (await self._texts.of(manifest)).chats
+                paths += [*(["/v1/chat/completions"] if chats else []), "/v1/completions"]
+            except NotSupported:
+                paths.append(f"/v2/models/{manifest.name}/infer")  # in token ids
+            said["max_model_len"] = manifest.generative.context  # as vLLM calls it
+        return {**said, "tidegate": {"paths": paths}}
 
     async def _rows(self, asked: EmbeddingsRequest, manifest: Manifest) -> list[TokenRow]:
         text = embeddings.text_of(manifest)
@@ -261,56 +307,13 @@ async def _infer(host: ModelHost, call: Call, gate: asyncio.Semaphore) -> Reply:
         return await host.infer(call)
 
 
-def _in_openais_form(handler: Handler) -> Handler:
-    """The handler with every error in OpenAI's form."""
-
-    async def formed(request: web.Request) -> web.Response:
-        try:
-            return await handler(request)
-        except Exception as error:
-            return close_if_broken(request, _error(error))
-
-    return formed
-
-
 async def _unknown(request: web.Request) -> web.Response:
     # aiohttp tries routes in turn, so a known path arrives here only by a verb that it does not have.
-    known = request.path in ("/v1/embeddings", "/v1/models") or request.path.startswith("/v1/models/")
+    known = request.path in _PATHS or request.path.startswith("/v1/models/")
     status = 405 if known else 404
     words = f"{request.method} {quoted_input(request.path)} is not {'allowed' if known else 'served here'}"
     code = "method_not_allowed" if known else "unknown_url"
-    return _error_json(status, words, "invalid_request_error", None, code, {"x-should-retry": "false"})
-
-
-def _error(error: Exception) -> web.Response:
-    if not isinstance(error, ServeError):
-        _log.exception("a request failed by a defect", exc_info=error)
-    return _error_json(
-        http_status(error), message_of(error), _type(error), _parameter(error), error_code(error), error_headers(error)
-    )
-
-
-def _error_json(
-    status: int, message: str, kind: str, parameter: str | None, code: str, headers: Mapping[str, str]
-) -> web.Response:
-    body = {"error": {"message": message, "type": kind, "param": parameter, "code": code}}
-    return json_response(body, status=status, headers=headers)
-
-
-def _type(error: Exception) -> str:
-    if isinstance(error, CallerError):
-        return "invalid_request_error"
-    return "rate_limit_error" if isinstance(error, Overloaded) else "server_error"
-
-
-def _parameter(error: Exception) -> str | None:
-    if isinstance(error, WrongParameter):
-        return error.parameter
-    return "model" if isinstance(error, ModelNotFound) else None
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "tidegate"}
+    return error_json(status, words, "invalid_request_error", None, code, {"x-should-retry": "false"})
 
 
 def _answer(

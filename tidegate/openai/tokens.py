@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tokenizers import Tokenizer
 
+from tidegate.generate.text.text_models import ModelFolders
 from tidegate.models.manifest import Manifest, Text
 from tidegate.models.repository import RepositoryError, read_tokenizer
 from tidegate.openai.embeddings import TokenRow, text_of
@@ -28,12 +29,6 @@ from tidegate.runtime.process import StartError
 
 INLINE_CHARACTERS: Final = 2048
 HEAD_CHARACTERS_PER_TOKEN: Final = 32  # English has 4 to 5; a head is then some seven times what the model takes
-
-
-class ModelFolders(Protocol):
-    """The part of the model repository that is needed here."""
-
-    def folder(self, manifest: Manifest) -> Path: ...
 
 
 class Tokenizers:

@@ -41,6 +41,12 @@ class LimitsConfig(Section):
         description="Values in JSON, or in typed contents; each takes up to 64 bytes meanwhile.",
     )
     max_json_depth: int = Field(32, ge=4, le=500, description="Levels of JSON; a tensor of rank 16 needs 19.")
+    max_prompt_tokens: int = Field(
+        2**17, ge=1, le=2**24, description="Tokens of a prompt, where the model's context has room for more."
+    )
+    max_output_tokens: int = Field(
+        2**16, ge=1, le=2**20, description="Tokens that one generation may ask for; each is a step of its engine."
+    )
     max_decompression_ratio: float = Field(
         100.0, ge=1, le=2000, description="Times its compressed size that a body of more than 1 MiB may grow to."
     )
@@ -52,6 +58,9 @@ class LimitsConfig(Section):
     body_idle_timeout_s: float = Field(10.0, gt=0, le=3600, description="Seconds without anything of a body.")
     body_timeout_s: float = Field(
         30.0, gt=0, le=3600, description="Seconds for a body, and one more for every min_body_bytes_per_s of it."
+    )
+    answer_stall_timeout_s: float = Field(
+        30.0, gt=0, le=3600, description="Seconds that the caller of a streamed answer may read nothing of it."
     )
     min_body_bytes_per_s: float = Field(
         16_384.0, gt=0, description="Slowest that a body may come in the long run; less lets in thinner lines."
@@ -95,6 +104,8 @@ class LimitsConfig(Section):
             max_json_bytes=self.max_json_bytes,
             max_json_elements=self.max_json_elements,
             max_json_depth=self.max_json_depth,
+            max_prompt_tokens=self.max_prompt_tokens,
+            max_output_tokens=self.max_output_tokens,
         )
 
     @property
@@ -105,6 +116,7 @@ class LimitsConfig(Section):
             grace_s=self.body_timeout_s,
             min_bytes_per_s=self.min_body_bytes_per_s,
             max_held_bytes=self.max_held_bytes,
+            stall_s=self.answer_stall_timeout_s,
         )
 
     @property

@@ -18,7 +18,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from numpy.typing import NDArray
 
@@ -31,6 +31,7 @@ from tidegate.models.work import work_of
 from tidegate.oip.host import ModelStatistics
 from tidegate.oip.request_constraints import check_is_no_gateways
 from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Outcome, Unreachable
+from tidegate.serving.joint_queue import TargetQueue
 from tidegate.serving.model_table import ModelTable
 from tidegate.serving.target_model import Computation, Computed, TargetModel
 from tidegate.trace_context import Trace
@@ -38,18 +39,6 @@ from tidegate.tracing.served import ServedTraces
 from tidegate.types import Call, InferRequest, InferResponse, LoadReport, Reply, Route, Tensor
 
 M = TypeVar("M", bound=TargetModel)
-
-
-class TargetQueue(Protocol):
-    """What load reports say of the queue before the workers."""
-
-    @property
-    def queued(self) -> int: ...
-
-    @property
-    def in_flight(self) -> int: ...
-
-    def queue_delay_s(self, now: float) -> float: ...
 
 
 class TargetHost(Generic[M]):
@@ -61,6 +50,7 @@ class TargetHost(Generic[M]):
         queue: the queue whose load is reported.
         epoch: the number of this process's session, larger than that of the session before.
         check_open: raises a ServeError while the target takes no new work.
+        on_missed: called with the arrival and the end of each call that ended past its deadline.
     """
 
     def __init__(
@@ -72,6 +62,7 @@ class TargetHost(Generic[M]):
         epoch: Callable[[], int],
         check_open: Callable[[], None] = lambda: None,
         traces: ServedTraces | None = None,
+        on_missed: Callable[[float, float], None] = lambda _arrived_at, _ended_at: None,
     ) -> None:
         self.served = ServedCounts()
         self.models = models
@@ -80,6 +71,7 @@ class TargetHost(Generic[M]):
         self._epoch = epoch
         self._check_open = check_open
         self._traces = traces or ServedTraces(server_name, random.getrandbits)
+        self._on_missed = on_missed
         self._sequence = count(1)
         self._draining = False
 
@@ -148,11 +140,18 @@ class TargetHost(Generic[M]):
             self.served.ended(manifest.name, manifest.version, Outcome.of(error))
             self._traces.ended(trace, call, error)
             model.ended(clock.now() - began_at, error)
+            self._check_in_time(manifest, call)
             raise
         model.ended(clock.now() - began_at, None)
+        self._check_in_time(manifest, call)
         self.served.answered(manifest.name, manifest.version, reply)
         self._traces.answered(trace, call, reply)
         return reply
+
+    def _check_in_time(self, manifest: Manifest, call: Call) -> None:
+        now = clock.now()
+        if now >= _deadline(manifest, call):
+            self._on_missed(call.arrived_at, now)
 
     async def _answer(self, model: M, call: Call, trace: Trace | None) -> Reply:
         if self._draining:
@@ -161,7 +160,7 @@ class TargetHost(Generic[M]):
         manifest, request = model.manifest, call.request
         work = work_of(manifest, request)
         variant = model.choose(self._demanded(model, call.variant), work, call.variant)
-        deadline = call.arrived_at + manifest.default_budget_s if call.deadline is None else call.deadline
+        deadline = _deadline(manifest, call)
         arrays = {tensor.name: tensor_to_array(tensor) for tensor in request.inputs}
         computed = await model.compute(Computation(call, arrays, variant, work, deadline, trace))
         return Reply(
@@ -192,6 +191,10 @@ class TargetHost(Generic[M]):
         raise NotSupported(f"{self._server_name} has no variant {demanded!r} of {model.label!r} (here: {here})")
 
 
+def _deadline(manifest: Manifest, call: Call) -> float:
+    return call.arrived_at + manifest.default_budget_s if call.deadline is None else call.deadline
+
+
 def _response(manifest: Manifest, request: InferRequest, computed: Computed) -> InferResponse:
     """The outputs that the request names, or all but the withheld ones, in the manifest's order."""
     named = {output.name for output in request.outputs}
@@ -200,7 +203,7 @@ def _response(manifest: Manifest, request: InferRequest, computed: Computed) -> 
         for spec in manifest.outputs
         if (spec.name in named if named else spec.name not in computed.withheld)
     )
-    return InferResponse(manifest.name, manifest.version, tensors, id=request.id)
+    return InferResponse(manifest.name, manifest.version, tensors, id=request.id, parameters=computed.parameters)
 
 
 def _tensor(spec: TensorSpec, outputs: Mapping[str, NDArray[Any]]) -> Tensor:

@@ -13,7 +13,7 @@ from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.work import Work
 from tidegate.oip.host import ModelStatistics
 from tidegate.trace_context import Trace
-from tidegate.types import Call
+from tidegate.types import NO_PARAMETERS, Call, Parameters
 
 
 class Computation(msgspec.Struct, frozen=True, eq=False):  # one a request: a dataclass takes five times as long
@@ -31,7 +31,8 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
     """The outputs of a computation, and how they came about.
 
     `withheld` are outputs that are sent only when the request names them. `degraded` says that a lesser variant
-    answered than the one that normally would have.
+    answered than the one that normally would have. `parameters` are the answer's. `pace_s` is the time by which answers
+    of different lengths can be compared, where `compute_s` is not.
     """
 
     outputs: Mapping[str, NDArray[Any]]
@@ -41,6 +42,8 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
     batch_wait_s: float = 0.0
     degraded: bool = False
     withheld: frozenset[str] = frozenset()
+    parameters: Parameters = NO_PARAMETERS
+    pace_s: float | None = None
 
 
 class TargetModel(Protocol):

@@ -11,6 +11,8 @@ machine only ever adds time, and what it adds every day the residual learns from
 keep the slower time. When the time for warming up is spent, the largest sizes are left out, but never all: the table
 goes on with its last slope.
 
+A model that generates is warmed and measured by generating (`generation/warmup.py`).
+
 It can be wrong when something else uses the device meanwhile; `ServiceTime` corrects that from real calls.
 """
 
@@ -27,6 +29,7 @@ from tidegate.models.example import example_arrays
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
 from tidegate.models.work import work_of
 from tidegate.types import InferRequest
+from tidegate.workers.generation.warmup import SequenceComputer, measure_generation, warm_generation
 from tidegate.workers.process import ComputeResult
 
 CostPoints = tuple[tuple[float, float], ...]
@@ -39,7 +42,7 @@ _LONG = 1024  # an axis that may be longer counts as unbounded, and is measured 
 _UNBOUNDED = 256
 
 
-class Computer(Protocol):
+class Computer(SequenceComputer, Protocol):
     """The part of a WorkerProcess that is needed here."""
 
     async def infer(self, key: str, inputs: Mapping[str, NDArray[Any]]) -> ComputeResult: ...
@@ -67,6 +70,8 @@ async def measure(
     Raises:
         ServeError: whatever the worker raised.
     """
+    if manifest.generative is not None:
+        return await measure_generation(worker, key, manifest, budget_s=budget_s)
     done_by = clock.now() + budget_s
     points: dict[float, float] = {}
     seconds = 0.0
@@ -88,6 +93,9 @@ async def measure(
 
 async def warm(worker: Computer, key: str, manifest: Manifest, variant: Variant) -> None:
     """Run the smallest and the largest size once each: enough for a restarted worker whose costs are known."""
+    if manifest.generative is not None:
+        await warm_generation(worker, key, manifest)
+        return
     planned = sizes(manifest, variant)
     for lengths in (planned[0], planned[-1]):
         await worker.infer(key, example_arrays(manifest, lengths))

@@ -340,8 +340,13 @@ def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answ
 
 
 def added_work_s(candidate: Candidate) -> float:
-    """What the attempt adds to the wait of requests behind it: all its compute, or its part of a batched call."""
+    """What the attempt adds to the wait of requests behind it: all its compute, or its part of a batched call.
+
+    A generation holds one slot of several, and those behind it wait for any of them.
+    """
     offered, compute_s = candidate.offered, candidate.compute_s
+    if slots := offered.variant.slots:
+        return compute_s / slots
     if not offered.target.queue_estimate.batches:
         return compute_s
     # In a batch the cost of the call is shared; at least a twentieth remains, where the table is flat.

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import exp
-from typing import Final
+from typing import Final, NamedTuple
 
 from gateway.core.estimate.conformal import crowding_class
 from gateway.core.estimate.link_estimate import LinkEstimate
@@ -48,6 +48,13 @@ _NOBODY: Final = Blame(AttemptVerdict.IGNORED, AttemptVerdict.IGNORED)
 # Ends that say nothing about how well time was predicted. A target that fails or refuses is the breaker's and the
 # wait's business: counted against the claims of its whole tier, eight refusals of one edge emptied all edges for 5 s.
 _NO_WORD_ON_TIME: Final = (CallerError, Overloaded, BadAnswer, InternalError)
+
+
+class ComputedWork(NamedTuple):
+    """The work that an answer turned out to be, and the seconds that it was computed, where the answer tells."""
+
+    units: float
+    seconds: float
 
 
 class AttemptTelemetry:
@@ -137,8 +144,20 @@ class AttemptTelemetry:
         promised_s = max(0.0, word.finish_in_s - candidate.compute_s)
         self._ledger.apply_ack(promised_s - expected_s, now)
 
-    def answered(self, stages: Mapping[str, float], load: LoadReport | None, now: float, body_bytes: int = 0) -> float:
-        """Note an answer with its stage times and size; returns the link's share of its time, in seconds."""
+    def answered(
+        self,
+        stages: Mapping[str, float],
+        load: LoadReport | None,
+        now: float,
+        body_bytes: int = 0,
+        *,
+        work: ComputedWork | None = None,
+    ) -> float:
+        """Note an answer with its stage times and size; returns the link's share of its time, in seconds.
+
+        Args:
+            work: where it was not what was placed: a generation that ended early, or whose reader held it up.
+        """
         self._ledger.finish(self._key, now)
         self._progress.answered(self._key, now)
         self._link.ended(self._key, now, heard=True)
@@ -162,10 +181,11 @@ class AttemptTelemetry:
             unloaded_s = total_s - self.candidate.link_s - self.candidate.wait_s
             offered.cost.record(self._units, max(unloaded_s, _LEAST_COMPUTE * total_s))
             return min(total_s, self.candidate.link_s)
-        offered.cost.record(self._units, compute_s)
+        units, seconds = (self._units, compute_s) if work is None else work
+        offered.cost.record(units, seconds)
         if offered.cost.measured and not self._ledger.batches:  # the batch-mates are not known here
             variant = offered.model, offered.version, offered.variant.name
-            offered.target.degradation.answered(variant, offered.cost.table_s(self._units), compute_s, now)
+            offered.target.degradation.answered(variant, offered.cost.table_s(units), seconds, now)
         queue_s = stages.get("queue", 0.0)
         if self._plain:
             self._ledger.error.record(self.candidate.ahead_s, queue_s)

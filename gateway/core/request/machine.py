@@ -332,8 +332,12 @@ class RequestMachine:
 
     def _give(self, attempt: int) -> list[Action]:
         """The end, with this attempt's answer."""
+        return [Answer(attempt, self._launched[attempt], self.route_of(attempt)), *self._finish()]
+
+    def route_of(self, attempt: int) -> Route:
+        """How this attempt's answer came about, as it stands now."""
         candidate, reason = self._launched[attempt], self._reasons[attempt]
-        route = Route(
+        return Route(
             candidate.offered.target.spec.id,
             reason,
             candidate.offered.variant.name,
@@ -344,7 +348,6 @@ class RequestMachine:
             or (attempt > 0 and is_lesser(candidate.variant, than=self._launched[0].variant)),
             provisional=attempt == self._provisional,
         )
-        return [Answer(attempt, candidate, route), *self._finish()]
 
     def _may_launch(self, now: float) -> bool:
         # One whose connection ended under it had no chance: where many end, one after another, it may need a few.

@@ -11,6 +11,7 @@ import grpc
 from aiohttp import web
 
 from tests.support.serving.host import FakeHost
+from tidegate.generate.text.text_models import TextModels
 from tidegate.models.manifest import Manifest
 from tidegate.oip import body_budget
 from tidegate.oip import content_limits as limits_
@@ -56,13 +57,20 @@ async def serving(
     def refused(protocol: str, model: str, error: ServeError) -> None:
         servers.refused.append((protocol, model, error))
 
+    texts = Tokenizers(OneFolder(tokenizers))
+    generating = TextModels(OneFolder(tokenizers))
     app = web.Application(middlewares=[error_middleware])
     held = BodyMemory(body_limits.max_held_bytes)
     oip = OipRoutes(
-        host, max_body_bytes=MAX_BYTES, on_refused=refused, limits=limits, body_limits=body_limits, held=held
+        host,
+        max_body_bytes=MAX_BYTES,
+        on_refused=refused,
+        limits=limits,
+        body_limits=body_limits,
+        held=held,
+        texts=generating,
     )
     app.add_routes(oip.table())
-    texts = Tokenizers(OneFolder(tokenizers))
     app.add_routes(
         openai_routes(
             host,
@@ -72,6 +80,7 @@ async def serving(
             limits=limits,
             body_limits=body_limits,
             held=held,
+            texts=generating,
         )
     )
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, auto_decompress=False)
@@ -80,7 +89,10 @@ async def serving(
     runner.server.request_handler = oip.ahead_of(runner.server.request_handler)  # as in the gateway's door
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     server = grpc.aio.server(options=server_options(MAX_BYTES))
-    OipService(host, max_message_bytes=MAX_BYTES, on_refused=refused, limits=limits, held=held).add_to(server)
+    service = OipService(
+        host, max_message_bytes=MAX_BYTES, on_refused=refused, limits=limits, held=held, texts=generating
+    )
+    service.add_to(server)
     servers.grpc = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     servers.http = f"127.0.0.1:{runner.addresses[0][1]}"
@@ -89,3 +101,4 @@ async def serving(
     finally:
         await server.stop(0)
         await runner.cleanup()
+        await generating.aclose()

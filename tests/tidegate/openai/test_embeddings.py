@@ -19,7 +19,6 @@ from tidegate.openai.embeddings import (
     MAX_INPUTS,
     EmbeddingsRequest,
     TokenRow,
-    WrongParameter,
     answer,
     check_dimensions,
     group_limits,
@@ -30,6 +29,7 @@ from tidegate.openai.embeddings import (
     token_rows,
     vectors,
 )
+from tidegate.openai.wrong_parameter import WrongParameter
 from tidegate.outcome import BadAnswer, InvalidRequest, TooLarge
 from tidegate.types import Datatype, InferResponse, Tensor
 

@@ -11,6 +11,8 @@ Every refusal carries its code in trailing metadata; every answer says there and
 
 A stream (`ModelStreamInfer`) answers in the order of its requests and works on several of them at a time; an error is
 an `error_message` in its place, or, for callers that set `triton_grpc_error: true`, ends the stream with its status.
+The answers of generating models are decoupled, as in Triton: they come a response at a time as their tokens do, each
+with its request's id, and the last has `triton_final_response`.
 While the server drains (`drain`), a stream answers what it has read, and ends with a refusal that names a time to
 retry.
 
@@ -32,11 +34,13 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from tidegate import clock
+from tidegate.generate.text.text_side import TextSides
 from tidegate.oip import body_budget
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.classify import wanted_classes, with_classes, without_classes
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
+from tidegate.oip.generation.oip_generation import OipGeneration
 from tidegate.oip.grpc.codec import message_from_response, parse_request, request_from_message
 from tidegate.oip.grpc.guard import credentials_over_grpc
 from tidegate.oip.grpc.health import HealthService
@@ -113,6 +117,7 @@ class OipService:
         guard: authorizes calls other than health and reflection; None: every call is allowed.
         limits: bounds on the content of one request.
         held: the memory budget for large messages, shared with other protocols.
+        texts: the text sides of generating models; None: such models take and give token ids.
     """
 
     def __init__(
@@ -124,8 +129,10 @@ class OipService:
         guard: Guard | None = None,
         limits: ContentLimits = DEFAULT,
         held: BodyMemory | None = None,
+        texts: TextSides | None = None,
     ) -> None:
         self._limits = limits
+        self._texts = texts
         self._held = held or BodyMemory(body_budget.DEFAULT.max_held_bytes)
         self._open = host  # for health, which needs no credentials
         self._guard = guard or OpenGuard(host)
@@ -192,8 +199,8 @@ class OipService:
             return await self._infer_within(raw, context)
 
     async def _infer_within(self, raw: bytes, context: Context) -> bytes:
-        call, wanted, host = await self._call(raw, context, clock.now())
-        reply = await host.infer(call)
+        call, wanted, host, generation = await self._call(raw, context, clock.now(), whole=True)
+        reply = await (host.infer(call) if generation is None else generation.whole())
         words = reply_parameters(reply)
         warn_of_unknown(words, call.headers)
         answer = await self._aside.run(
@@ -204,7 +211,10 @@ class OipService:
         context.set_trailing_metadata(_trailers(call, reply, words))
         return answer
 
-    async def _call(self, raw: bytes, context: Context, arrived_at: float) -> tuple[Call, dict[str, int], ModelHost]:
+    async def _call(
+        self, raw: bytes, context: Context, arrived_at: float, *, whole: bool
+    ) -> tuple[Call, dict[str, int], ModelHost, OipGeneration | None]:
+        """Args: whole: of a generation, its caller wants it in one answer."""
         message = oip_pb2.ModelInferRequest()
         said = _text_metadata(context)
         try:
@@ -222,11 +232,14 @@ class OipService:
                 arrived_at=arrived_at,
                 remaining_s=context.time_remaining(),
             )
+            generation = None
+            if manifest.generative is not None:
+                generation = await OipGeneration.of(host, call, manifest, self._texts, self._limits, whole=whole)
         except ServeError as error:
             if self._on_refused is not None:
                 self._on_refused(PROTOCOL, message.model_name, error)
             raise
-        return call, wanted, host
+        return call, wanted, host, generation
 
     def _message(self, reply: Reply, wanted: Mapping[str, int], words: Mapping[str, str]) -> oip_pb2.ModelInferResponse:
         response = with_classes(reply.response, wanted) if wanted else reply.response
@@ -253,16 +266,17 @@ class OipService:
         """What ended the stream, if it was not its caller. `lapse`: of its credential."""
         await send_headers(context)
         window: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(STREAM_WINDOW)
+        writer = _StreamWriter(context)
         status: Status | None = None
         try:
             async with asyncio.TaskGroup() as group:
-                writing = group.create_task(_write_in_order(window, context), name="oip-stream-writer")
+                writing = group.create_task(_write_in_order(window, writer), name="oip-stream-writer")
                 if lapse is not None:
                     lapsing = group.create_task(_raise(lapse), name="oip-stream-credential")
                     writing.add_done_callback(lambda _: lapsing.cancel())
 
                 async def take(raw: bytes) -> None:
-                    answer = self._stream_answer(raw, context, strict=strict)
+                    answer = self._stream_answer(raw, context, writer, strict=strict)
                     try:
                         task = group.create_task(answer, name="oip-stream-infer")
                     except RuntimeError:  # an answer before it has ended the stream, and the group takes no more
@@ -282,12 +296,19 @@ class OipService:
             del writing, take
         return status
 
-    async def _stream_answer(self, raw: bytes, context: Context, *, strict: bool) -> bytes:
-        """One answer of a stream; raises ServeError, which ends it, if `strict` or if its caller lost its rights."""
+    async def _stream_answer(self, raw: bytes, context: Context, writer: _StreamWriter, *, strict: bool) -> bytes:
+        """One answer of a stream, or b"" for one that has been written.
+
+        Raises:
+            ServeError: it ends the stream, if `strict` or if its caller lost its rights.
+        """
         try:
             with self._held.share() as share:
                 share.grow(len(raw))
-                call, wanted, host = await self._call(raw, context, clock.now())
+                call, wanted, host, generation = await self._call(raw, context, clock.now(), whole=False)
+                if generation is not None:
+                    await _write_generation(generation, call, writer)
+                    return b""
                 reply = await host.infer(call)
             size_bytes, words = reply.response.size_bytes, reply_parameters(reply)
             warn_of_unknown(words, call.headers)
@@ -297,8 +318,7 @@ class OipService:
             if strict or isinstance(known, Unauthenticated):
                 raise known from None
             return _stream_error(raw, known).SerializeToString()
-        response.parameters["triton_final_response"].bool_param = True
-        return oip_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
+        return _stream_message(response, final=True)
 
     # Everything else
 
@@ -325,9 +345,38 @@ class OipService:
         return method
 
 
-async def _write_in_order(window: asyncio.Queue[asyncio.Task[bytes] | None], context: Context) -> None:
+class _StreamWriter:
+    """Writes to one stream, for several tasks: grpc takes one message at a time."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._turn = asyncio.Lock()
+
+    async def write(self, message: bytes) -> None:
+        async with self._turn:
+            await self._context.write(message)
+
+
+async def _write_in_order(window: asyncio.Queue[asyncio.Task[bytes] | None], writer: _StreamWriter) -> None:
     while (task := await window.get()) is not None:
-        await context.write(await task)
+        if message := await task:
+            await writer.write(message)
+
+
+async def _write_generation(generation: OipGeneration, call: Call, writer: _StreamWriter) -> None:
+    """One response for all that has come since the last one, and one that ends them."""
+    async with generation.answer as answer:
+        while pieces := await answer.take():
+            await writer.write(_stream_message(message_from_response(generation.response(pieces)), final=False))
+        words = answer.words
+        warn_of_unknown(words, call.headers)
+        last = message_from_response(generation.response([], answer.usage), words)
+        await writer.write(_stream_message(last, final=True))
+
+
+def _stream_message(response: oip_pb2.ModelInferResponse, *, final: bool) -> bytes:
+    response.parameters["triton_final_response"].bool_param = final
+    return oip_pb2.ModelStreamInferResponse(infer_response=response).SerializeToString()
 
 
 async def _raise(lapse: Awaitable[ServeError]) -> None:

@@ -22,14 +22,14 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import msgspec
-import structlog
 from aiohttp import web
 
 from tidegate import clock
+from tidegate.generate.text.text_side import TextSides
 from tidegate.models.manifest import Manifest
 from tidegate.oip import body_budget, metadata
 from tidegate.oip.body_budget import BodyLimits, BodyMemory, BodyReservation
@@ -37,6 +37,7 @@ from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.check import quoted_input
 from tidegate.oip.classify import wanted_classes, with_classes, without_classes
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
+from tidegate.oip.generation.oip_generation import OipGeneration
 from tidegate.oip.guard import Guard, OpenGuard
 from tidegate.oip.host import ModelHost
 from tidegate.oip.http.body import read_body
@@ -50,25 +51,29 @@ from tidegate.oip.http.codec import (
     encode_response,
     header_length_of,
 )
+from tidegate.oip.http.generate import GenerateRoutes
 from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
+from tidegate.oip.http.responses import (
+    JSON_TYPE,
+    RefusalObserver,
+    failure_response,
+    json_response,
+)
 from tidegate.oip.offload import LARGE_BYTES, CodecThreads
 from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
-from tidegate.oip.status import error_code, error_headers, http_status, message_of
 from tidegate.oip.unknown_headers import warn_of_unknown
-from tidegate.outcome import Deferred, InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
+from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
 from tidegate.trace_context import PARENT_KEY
 from tidegate.types import Call, Reply
 
 PROTOCOL: Final = "oip-http"
-JSON_TYPE: Final = "application/json"
 BINARY_TYPE: Final = "application/octet-stream"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Guarded = Callable[[web.Request, ModelHost], Awaitable[web.StreamResponse]]  # is given the host, and has no other
 Entrance = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-RefusalObserver = Callable[[str, str, ServeError], None]
 
 _QUESTION_BYTES: Final = 2**20  # of a body that is no inference
 _SMALL_BYTES: Final = 64 * 1024  # compressing more than this is left to a thread
@@ -83,8 +88,6 @@ _UNSUPPORTED: Final = (
 
 _plain_infer: Final = re.compile(r"/v2/models/([\w.-]+)(?:/versions/([\w.-]+))?/infer", re.ASCII).fullmatch
 
-_log = structlog.get_logger(__name__)
-
 
 @web.middleware
 async def error_middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -96,37 +99,7 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
             raise
         return _http_error(request, error)
     except Exception as error:
-        return _failure(request, error)
-
-
-def error_response(error: Exception) -> web.Response:
-    """The answer to an error; one that is no ServeError is our defect and logged in full."""
-    if not isinstance(error, ServeError):
-        _log.exception("a request failed by a defect", exc_info=error)
-    body = {"error": message_of(error), "code": error_code(error)}
-    if isinstance(error, Deferred):
-        body |= {"ticket": error.ticket, "state": "waiting"}
-    return json_response(body, status=http_status(error), headers=error_headers(error))
-
-
-def _failure(request: web.BaseRequest, error: Exception) -> web.Response:
-    return close_if_broken(request, error_response(error))
-
-
-def close_if_broken(request: web.BaseRequest, response: web.Response) -> web.Response:
-    """Announce the connection's end after a body that could not be read: its parser is stuck in the middle of it."""
-    if request.content.exception() is not None:
-        response.force_close()
-        # Else aiohttp reads on for the rest, meets the same exception and logs it as a defect of its own.
-        request.content.feed_eof()
-    return response
-
-
-def json_response(body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """JSON under a Content-Type of nothing but `application/json`, which aiohttp's own would follow with a charset."""
-    return web.Response(
-        body=msgspec.json.encode(body), status=status, headers={**(headers or {}), "Content-Type": JSON_TYPE}
-    )
+        return failure_response(request, error)
 
 
 class OipRoutes:
@@ -142,9 +115,11 @@ class OipRoutes:
         limits: ContentLimits = DEFAULT,
         body_limits: BodyLimits = body_budget.DEFAULT,
         held: BodyMemory | None = None,
+        texts: TextSides | None = None,
     ) -> None:
         """Args:
         host: answers the calls.
+        texts: the text sides of generating models; None: such models take and give token ids.
         max_body_bytes: of a request, after decompression.
         limits: bounds on the content of a request.
         body_limits: how a body may come.
@@ -160,6 +135,16 @@ class OipRoutes:
         self._held = held or BodyMemory(body_limits.max_held_bytes)
         self._on_refused = on_refused
         self._aside = CodecThreads()
+        self._texts = texts
+        self._generate = GenerateRoutes(
+            self._guard,
+            texts,
+            max_body_bytes=max_body_bytes,
+            limits=limits,
+            body_limits=body_limits,
+            held=self._held,
+            on_refused=on_refused,
+        )
 
     def __repr__(self) -> str:
         return f"<OipRoutes {self._open.server_name} {len(self._open.manifests())} models>"
@@ -187,8 +172,8 @@ class OipRoutes:
             self._get(f"{prefix}/ready", model_ready),
             self._get(f"{prefix}/config", model_config),
             self._get(f"{prefix}/stats", statistics),
-            self._post(f"{prefix}/generate", _refuse),
-            self._post(f"{prefix}/generate_stream", _refuse),
+            web.post(f"{prefix}/generate", self._generate.whole),
+            web.post(f"{prefix}/generate_stream", self._generate.stream),
         ]
 
     def _get(self, path: str, handler: Guarded) -> web.RouteDef:
@@ -213,7 +198,7 @@ class OipRoutes:
             try:
                 return await self._infer(request, found[1], found[2] or "")
             except Exception as error:
-                return _failure(request, error)
+                return failure_response(request, error)
 
         return entrance
 
@@ -227,12 +212,15 @@ class OipRoutes:
         with self._held.share() as share:
             try:
                 host = await self._guard.admit(credentials_over_http(request, PROTOCOL))
-                call, binary, wanted = await self._call(request, share, host, name, version, arrived_at)
+                call, binary, wanted, manifest = await self._call(request, share, host, name, version, arrived_at)
+                generation = None
+                if manifest.generative is not None:
+                    generation = await OipGeneration.of(host, call, manifest, self._texts, self._limits, whole=True)
             except ServeError as error:
                 if self._on_refused is not None:
                     self._on_refused(PROTOCOL, name, error)
                 raise
-            reply = await host.infer(call)
+            reply = await (host.infer(call) if generation is None else generation.whole())
             response = with_classes(reply.response, wanted) if wanted else reply.response
             words = reply_parameters(reply)
             warn_of_unknown(words, call.headers)
@@ -254,7 +242,7 @@ class OipRoutes:
         name: str,
         version: str,
         arrived_at: float,
-    ) -> tuple[Call, BinaryOutputs, dict[str, int]]:
+    ) -> tuple[Call, BinaryOutputs, dict[str, int], Manifest]:
         body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
         manifest = host.manifest(name, version)
         if len(body) <= LARGE_BYTES:
@@ -269,7 +257,7 @@ class OipRoutes:
             headers=kept_headers(request.headers.items()),
             arrived_at=arrived_at,
         )
-        return call, decoded.binary, wanted
+        return call, decoded.binary, wanted, manifest
 
     def _decode(self, request: web.BaseRequest, body: bytes, manifest: Manifest, version: str) -> Decoded:
         header_length = header_length_of(request.headers.get(HEADER_LENGTH_KEY), len(body))

@@ -1,0 +1,140 @@
+"""Text from a generating model behind a whole gateway, by the clients that people have: OpenAI's SDK and Triton's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import tritonclient.grpc as triton_grpc
+
+from edge_agent.app import EdgeApp
+from edge_agent.config import EdgeConfig
+from gateway.app import Gateway
+from gateway.config.gateway import GatewayConfig
+from gateway.config.targets import TargetConfig
+from tests.support.models.talking import save_talker
+from tests.support.models.text_side import text_side_folder
+from tests.support.serving.writing_host import until
+from tidegate.config import load
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+HELLO: Any = [{"role": "user", "content": "when does the tide come in?"}]
+
+
+def text_repository(root: Path, *, step_ms: float = 2.0) -> Path:
+    """A repository with the paced model `talker`, whose tokens are of a real vocabulary."""
+    side = root / "side"
+    side.mkdir(parents=True)
+    manifest = text_side_folder(side)
+    assert manifest.generative is not None
+    ids = (5, manifest.generative.vocabulary_size - 1)
+    steps = ((1.0, step_ms), (4.0, 1.5 * step_ms))
+    save_talker(root / "models", manifest, steps, slots=4, cache_bytes=1024, ids=ids)
+    for file in side.iterdir():
+        file.rename(root / "models" / "talker" / "1" / file.name)
+    return root / "models"
+
+
+@asynccontextmanager
+async def served(folder: Path, **pace: float) -> AsyncIterator[tuple[Gateway, EdgeApp]]:
+    models = await asyncio.to_thread(text_repository, folder, **pace)
+    async with AsyncExitStack() as stack:
+        settings: dict[str, Any] = {
+            "name": "till",
+            "grpc_port": 0,
+            "http_port": None,
+            "model_repository": models,
+            "state_dir": folder / "state",
+            "warmup_budget_s": 0.5,
+        }
+        edge = await stack.enter_async_context(EdgeApp(load(EdgeConfig, **settings), draw=lambda: 0.1))
+        target = TargetConfig(name="till", tier="edge", address=edge.addresses["grpc"])  # type: ignore[call-arg]
+        config = GatewayConfig(  # type: ignore[call-arg]
+            model_repository=models,
+            targets=(target,),
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            admin_port=0,
+            advertised_networks=("127.0.0.0/8",),
+        )
+        gateway = await stack.enter_async_context(Gateway(config))
+        await gateway.static_targets_tried(30.0)
+        yield gateway, edge
+
+
+def sdk(gateway: Gateway) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=f"{gateway.addresses['http']}/v1", api_key="any", max_retries=0)
+
+
+async def test_a_chat_streams_from_an_edge_and_says_so(tmp_path: Path) -> None:
+    async with served(tmp_path) as (gateway, _), sdk(gateway) as client:
+        whole = await client.chat.completions.create(model="talker", messages=HELLO, max_tokens=40)
+        stream = await client.chat.completions.create(
+            model="talker", messages=HELLO, max_tokens=40, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join([chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices])
+        assert text == whole.choices[0].message.content != ""
+        assert stream.response.headers["tidegate-served-by"] == "edge/till"
+        assert "variant=paced" in stream.response.headers["tidegate-route"]
+        assert (chunks[-2].choices[0].finish_reason, whole.choices[0].finish_reason) == ("length", "length")
+        assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 40
+        assert gateway.admission.in_flight == 0
+
+
+async def test_a_caller_that_leaves_frees_the_edges_slot(tmp_path: Path) -> None:
+    async with served(tmp_path, step_ms=20.0) as (gateway, _), sdk(gateway) as client:
+        for _ in range(6):  # more than there are slots
+            stream = await client.chat.completions.create(model="talker", messages=HELLO, max_tokens=400, stream=True)
+            async for _ in stream:
+                break
+            await stream.close()
+        await until(lambda: gateway.admission.in_flight == 0)
+        made = await client.completions.create(model="talker", prompt="the tide", max_tokens=2)
+        assert made.usage is not None and made.usage.completion_tokens == 2
+
+
+async def test_tritons_client_gets_a_decoupled_stream(tmp_path: Path) -> None:
+    def ask(address: str) -> list[Any]:
+        found: queue.Queue[Any] = queue.Queue()
+        tensor = triton_grpc.InferInput("text_input", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([b"the tide"], dtype=object))
+        with triton_grpc.InferenceServerClient(address) as client:
+            client.start_stream(callback=lambda result, error: found.put(error or result.get_response()))
+            client.async_stream_infer(
+                "talker", [tensor], parameters={"max_tokens": 20}, enable_empty_final_response=True
+            )
+            answers = [found.get(timeout=20)]
+            while not answers[-1].parameters["triton_final_response"].bool_param:
+                answers.append(found.get(timeout=20))
+            client.stop_stream()
+        return answers
+
+    async with served(tmp_path) as (gateway, _), sdk(gateway) as client:
+        *parts, last = await asyncio.to_thread(ask, gateway.addresses["grpc"])
+        ids = [id for part in parts for id in triton_grpc.InferResult(part).as_numpy("output_ids").tolist()]
+        assert len(parts) > 1 and len(ids) == 20
+        assert last.parameters["tidegate-served-by"].string_param == "edge/till"
+        text = b"".join([triton_grpc.InferResult(part).as_numpy("text_output").item() for part in parts])
+        made = await client.completions.create(model="talker", prompt="the tide", max_tokens=20)
+        assert text.decode() == made.choices[0].text
+
+
+async def test_an_edge_that_dies_in_the_middle_ends_the_stream_with_an_error(tmp_path: Path) -> None:
+    async with served(tmp_path, step_ms=20.0) as (gateway, edge), sdk(gateway) as client:
+        stream = await client.completions.create(model="talker", prompt="a", max_tokens=400, stream=True)
+        with pytest.raises(openai.APIError) as failed:
+            async for _ in stream:
+                await edge.__aexit__(None, None, None)
+        assert json.dumps(failed.value.body)
+        assert gateway.admission.in_flight == 0

@@ -1,0 +1,197 @@
+"""One generation under way, as its front reads it: pieces of text as they come, and at the end why and what it took.
+
+The host is asked in a task that lives as long as the `async with`: a front that leaves, since its caller has gone or
+since a stop string ended the text, cancels it down to the engine. Tokens that the final answer has and the stream had
+not, as from a target that answers in one piece, come last. A front that wants the whole at once needs no task, and
+leaves the gateway free to begin the answer again elsewhere.
+
+Each token is one piece, together with those before it that gave no text yet: half a character, or what may be the
+beginning of a stop string. Without a text side a batch of tokens is a piece.
+
+Invariant: the texts of all pieces are the text of the answer; no piece holds a part of a character or of a stop string.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+from msgspec.structs import replace
+
+from tidegate.generate.request import OUTPUT_IDS, ids_of
+from tidegate.generate.text.stop_strings import StopStrings
+from tidegate.generate.text.text_side import TextSide
+from tidegate.generate.token_stream import TokenStream
+from tidegate.generate.usage import Usage, usage_of
+from tidegate.oip.host import ModelHost
+from tidegate.oip.reply import ROUTE_KEY, SERVED_BY_KEY, reply_parameters, route_text
+from tidegate.outcome import BadAnswer, InvalidRequest
+from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.token_sink import TokenBatch, TopLogprob
+from tidegate.types import Call, Reply, Route
+
+
+class Piece(NamedTuple):
+    """A part of an answer. A text without tokens is what was held back until the end."""
+
+    text: str
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()  # of each token, where they were asked for
+    top: tuple[tuple[TopLogprob, ...], ...] = ()
+
+
+class GenerationAnswer:
+    """Enter it, `take` until nothing comes, then read `usage` and `words`.
+
+    Args:
+        text: None: ids only.
+        prompt: its ids.
+        stop: stop strings; only with a text side.
+        whole: the caller wants the answer in one piece.
+    """
+
+    def __init__(
+        self,
+        host: ModelHost,
+        call: Call,
+        prompt: Sequence[int],
+        text: TextSide | None = None,
+        *,
+        stop: Sequence[str] = (),
+        whole: bool = False,
+    ) -> None:
+        self.usage: Usage | None = None  # once it has ended
+        self.reply: Reply | None = None  # once it has ended, unless a stop string ended it
+        self.call = call
+        self._host = host
+        self._prompt_tokens = len(prompt)
+        self._detokenizer = None if text is None else text.detokenizer(prompt)
+        self._vocabulary_size = None if text is None else text.generative.vocabulary_size
+        self._stop = StopStrings(stop)
+        self._stream = None if whole and not stop and "logprobs" not in call.request.parameters else TokenStream()
+        self._answering: asyncio.Task[Reply] | None = None
+        self.route: Route | None = None  # from the first piece on, where the host knows it
+        self._seen = 0  # tokens
+        self._held: list[tuple[int, TokenBatch]] = []  # tokens without text so far, as (index, batch)
+
+    async def __aenter__(self) -> Self:
+        if (stream := self._stream) is not None:
+            call = replace(self.call, tokens=stream, on_begun=self._begun)
+            self._answering = asyncio.create_task(self._ask(call), name="generation-answer")
+            self._answering.add_done_callback(lambda _: stream.end())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._answering is not None:
+            await cancel_and_wait(self._answering)
+
+    @property
+    def words(self) -> dict[str, str]:
+        """Where and why it is answered, as headers; all of it at the end, the route from the first piece on."""
+        if self.reply is not None:
+            return reply_parameters(self.reply)
+        if self.route is None:
+            return {}
+        return {SERVED_BY_KEY: self.route.served_by, ROUTE_KEY: route_text(self.route)}
+
+    async def take(self) -> list[Piece]:
+        """What has come since the last time, waiting for the first of it; nothing at the end. Raises ServeError."""
+        while self.usage is None:
+            batches = [] if self._stream is None else await self._stream.take()
+            pieces = self._pieces(batches) if batches else await self._end()
+            if pieces:
+                return pieces
+        return []
+
+    async def whole(self) -> list[Piece]:
+        """All of it. Raises ServeError."""
+        every: list[Piece] = []
+        while pieces := await self.take():
+            every += pieces
+        return every
+
+    async def _ask(self, call: Call) -> Reply:
+        return await self._host.infer(call)
+
+    def _begun(self, route: Route) -> None:
+        self.route = route
+
+    async def _end(self) -> list[Piece]:
+        reply = await (self._host.infer(self.call) if self._answering is None else self._answering)
+        usage, ids = usage_of(reply.response), _output_ids(reply)
+        if len(ids) < self._seen:
+            raise BadAnswer(f"a generation of {len(ids)} tokens of which {self._seen} had come")
+        pieces = self._pieces([TokenBatch(self._seen, ids[self._seen :])]) if len(ids) > self._seen else []
+        if self.usage is None:  # no stop string in the last ones
+            pieces += self._flushed()
+        self.reply = reply
+        if self.usage is None:
+            self.usage = usage
+        return pieces
+
+    def _pieces(self, batches: Sequence[TokenBatch]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for batch in batches:
+            if self._detokenizer is None:
+                self._seen += len(batch.ids)
+                pieces.append(Piece("", batch.ids, batch.logprobs, batch.top))
+                continue
+            self._check(batch.ids)
+            for index, id in enumerate(batch.ids):
+                self._seen += 1
+                text = self._stop.push(self._detokenizer.push(id))
+                self._held.append((index, batch))
+                if text:
+                    pieces.append(self._piece(text))
+                if self._stop.is_stopped:
+                    self._stopped()
+                    return pieces
+        return pieces
+
+    def _check(self, ids: Sequence[int]) -> None:
+        """A target is not trusted to stay within the vocabulary."""
+        assert self._vocabulary_size is not None
+        if ids and not 0 <= min(ids) <= max(ids) < self._vocabulary_size:
+            raise BadAnswer(f"a generation with a token that is not in the vocabulary of {self._vocabulary_size}")
+
+    def _piece(self, text: str) -> Piece:
+        held, self._held = self._held, []
+        if len(held) == 1:
+            index, batch = held[0]
+            return Piece(text, (batch.ids[index],), batch.logprobs[index : index + 1], batch.top[index : index + 1])
+        return Piece(
+            text,
+            tuple([batch.ids[index] for index, batch in held]),
+            tuple([one for index, batch in held for one in batch.logprobs[index : index + 1]]),
+            tuple([one for index, batch in held for one in batch.top[index : index + 1]]),
+        )
+
+    def _flushed(self) -> list[Piece]:
+        if self._detokenizer is None:
+            return []
+        text = self._stop.push(self._detokenizer.flush())
+        if self._stop.is_stopped:
+            self._stopped()
+        else:
+            text += self._stop.flush()
+        return [self._piece(text)] if text or self._held else []
+
+    def _stopped(self) -> None:
+        """A stop string has come: what the target makes from now on is not wanted."""
+        cached = 0 if self._stream is None else self._stream.cached_tokens
+        self.usage = Usage("stop", self._prompt_tokens, self._seen, cached)
+
+    def __repr__(self) -> str:
+        state = "under way" if self.usage is None else f"ended: {self.usage.finish_reason}"
+        return f"<GenerationAnswer {self._prompt_tokens}+{self._seen} tokens, {state}>"
+
+
+def _output_ids(reply: Reply) -> tuple[int, ...]:
+    tensor = next((one for one in reply.response.outputs if one.name == OUTPUT_IDS), None)
+    if tensor is None:
+        raise BadAnswer(f"a generation without the output {OUTPUT_IDS!r}")
+    try:
+        return ids_of(tensor)
+    except InvalidRequest as error:
+        raise BadAnswer(error.message) from error

@@ -1,0 +1,75 @@
+"""An answer that comes as server-sent events, to a caller that may read slowly, not at all, or be gone.
+
+What is written goes to the socket at once, as one chunk. Bytes that the caller has not taken are bounded, here and in
+the kernel, which would otherwise take in megabytes that no one reads: beyond them a write waits, and meanwhile nothing
+more is taken from the generation, whose engine is paused once its window is full. A caller that takes nothing for
+`stall_s` is disconnected.
+
+Source: WHATWG, HTML, "Server-sent events".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Mapping
+from typing import Final
+
+from aiohttp import web
+
+HELD_BYTES: Final = 32 * 1024  # below what pauses a transport, so that a write of less never waits
+_KERNEL_BYTES: Final = 64 * 1024  # some 400 tokens
+EVENT_STREAM_TYPE: Final = "text/event-stream; charset=utf-8"
+_HEADERS: Final = {
+    "Content-Type": EVENT_STREAM_TYPE,
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would collect the events otherwise
+}
+
+
+class StalledReader(ConnectionError):
+    """The caller has read nothing for so long that it was disconnected."""
+
+
+class EventStream:
+    """One answer. `begin`, `write` as often as there is something, `end`. Raises ConnectionError where the caller left.
+
+    Args:
+        stall_s: the longest that the caller may take to read what is held.
+    """
+
+    def __init__(self, request: web.BaseRequest, *, stall_s: float) -> None:
+        self.response = web.StreamResponse()
+        self._request = request
+        self._stall_s = stall_s
+
+    async def begin(self, headers: Mapping[str, str]) -> None:
+        """Send the headers."""
+        self.response.headers.update(headers)
+        self.response.headers.update(_HEADERS)
+        transport = self._request.transport
+        sock = None if transport is None else transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL_BYTES)
+        await self.response.prepare(self._request)
+
+    async def write(self, events: bytes) -> None:
+        transport = self._request.transport
+        if transport is None:
+            raise ConnectionResetError("the caller has left")
+        if transport.get_write_buffer_size() + len(events) <= HELD_BYTES:
+            await self.response.write(events)
+            return
+        try:
+            async with asyncio.timeout(self._stall_s):
+                await self.response.write(events)
+                await self.response.drain()
+        except TimeoutError:
+            transport.abort()
+            raise StalledReader(f"the caller has read nothing for {self._stall_s:g} s") from None
+
+    async def end(self) -> None:
+        await self.response.write_eof()
+
+    def __repr__(self) -> str:
+        return f"<EventStream {'begun' if self.response.prepared else 'not begun'}>"

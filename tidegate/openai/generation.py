@@ -1,0 +1,251 @@
+"""OpenAI's interface to generating models: text in, text out, at once or token by token.
+
+    POST /v1/chat/completions
+    POST /v1/completions
+
+A request is refused in JSON, with its status, as long as nothing of the answer has been sent; so the headers of a
+stream leave with its first token, and name the target that answers. What goes wrong later is an event of the stream,
+which then ends without `[DONE]`. Whatever has come since the last write goes in one write, each token as an event of
+its own: load generators count events as tokens.
+
+A stream's budget is that of the whole answer. The read timeout that OpenAI's SDK announces bounds the silence between
+two bytes, so of a stream it is no budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from secrets import token_hex
+from typing import Any, Final, NamedTuple
+
+from aiohttp import web
+
+from tidegate import clock
+from tidegate.generate.request import infer_request
+from tidegate.generate.text.text_models import TextModel, TextModels
+from tidegate.generate.text.text_side import PromptTooLong, check_room
+from tidegate.models.manifest import Manifest
+from tidegate.oip.body_budget import BodyLimits, BodyMemory
+from tidegate.oip.budget import OPENAI_TIMEOUT_HEADER
+from tidegate.oip.call import call_of, kept_headers
+from tidegate.oip.content_limits import ContentLimits
+from tidegate.oip.generation.answer import GenerationAnswer
+from tidegate.oip.generation.bounds import prompt_room
+from tidegate.oip.guard import Guard
+from tidegate.oip.host import ModelHost
+from tidegate.oip.http.body import read_body
+from tidegate.oip.http.event_stream import EventStream
+from tidegate.oip.http.guard import credentials_over_http
+from tidegate.oip.http.json_bounds import check_json
+from tidegate.oip.http.responses import RefusalObserver, json_response
+from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY, defer_of, version_of
+from tidegate.oip.unknown_headers import warn_of_unknown
+from tidegate.openai import chat, completions
+from tidegate.openai.chat import ChatRequest
+from tidegate.openai.completions import CompletionRequest
+from tidegate.openai.errors import error_body, in_openais_form
+from tidegate.openai.generated import AnswerForm, ChatForm, CompletionForm, Events, error_event, whole_body
+from tidegate.openai.generation_fields import GenerationOptions, generate_request
+from tidegate.openai.wrong_parameter import WrongParameter
+from tidegate.outcome import NotSupported, ServeError
+from tidegate.trace_context import PARENT_KEY
+from tidegate.types import Call
+
+PROTOCOL: Final = "openai"
+
+_CHAT: Final = ChatForm()
+_COMPLETION: Final = CompletionForm()
+
+
+class GenerationRoutes:
+    """The handlers over what the guard gives each caller.
+
+    Args:
+        on_refused: called with (protocol, model name, error) for each request refused here, before the host saw it.
+        held: the memory budget for large bodies, shared with other protocols.
+    """
+
+    def __init__(
+        self,
+        guard: Guard,
+        texts: TextModels,
+        *,
+        max_body_bytes: int,
+        limits: ContentLimits,
+        body_limits: BodyLimits,
+        held: BodyMemory,
+        on_refused: RefusalObserver | None = None,
+    ) -> None:
+        self._guard = guard
+        self._texts = texts
+        self._max_body_bytes = max_body_bytes
+        self._limits = limits
+        self._body_limits = body_limits
+        self._held = held
+        self._on_refused = on_refused
+
+    def __repr__(self) -> str:
+        return f"<GenerationRoutes {self._guard!r} {self._texts!r}>"
+
+    def table(self) -> list[web.RouteDef]:
+        return [
+            web.post("/v1/chat/completions", in_openais_form(self.chat)),
+            web.post("/v1/completions", in_openais_form(self.complete)),
+        ]
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, chat.parse, self._chat_prompt, _CHAT)
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, completions.parse, self._completion_prompt, _COMPLETION)
+
+    async def _answer(
+        self, request: web.Request, parse: _Parse, prompt_of: _PromptOf, form: AnswerForm
+    ) -> web.StreamResponse:
+        asked = await self._asked(request, parse, prompt_of)
+        options = asked.options
+        head = {
+            "id": form.id_prefix + token_hex(12),
+            "created": int(clock.utc_s()),
+            "model": options.model,
+        }
+        token_text = None if options.logprobs is None else asked.text.token_text
+        async with GenerationAnswer(
+            asked.host, asked.call, asked.prompt, asked.text, stop=options.stop, whole=not options.stream
+        ) as answer:
+            if options.stream:
+                events = Events(
+                    form,
+                    head,
+                    token_text=token_text,
+                    include_usage=options.include_usage,
+                    prompt_tokens=len(asked.prompt) if options.continuous_usage else None,
+                )
+                return await self._stream(request, answer, events)
+            pieces = await answer.whole()
+            assert answer.usage is not None
+            words = _words(answer)
+            body = whole_body(form, head, pieces, answer.usage, words, token_text=token_text)
+            return json_response(body, headers=words)
+
+    async def _stream(self, request: web.Request, answer: GenerationAnswer, events: Events) -> web.StreamResponse:
+        pieces = await answer.take()  # whatever is wrong until here is answered in JSON
+        stream = EventStream(request, stall_s=self._body_limits.stall_s)
+        try:
+            await stream.begin(_words(answer))
+            await self._write(stream, answer, events, pieces)
+            await stream.end()
+        except ConnectionError:  # the caller has left: leaving `answer` cancels what is under way
+            pass
+        return stream.response
+
+    async def _write(self, stream: EventStream, answer: GenerationAnswer, events: Events, pieces: list[Any]) -> None:
+        written = events.opening()
+        try:
+            while pieces:
+                await stream.write(written + events.pieces(pieces))
+                written = b""
+                pieces = await answer.take()
+        except ConnectionError:
+            raise
+        except Exception as error:
+            await stream.write(written + error_event(error_body(error)))
+            return
+        assert answer.usage is not None
+        await stream.write(written + events.end(answer.usage, answer.words))
+
+    async def _asked(self, request: web.Request, parse: _Parse, prompt_of: _PromptOf) -> _Asked:
+        """The checked request. Nothing of its body is held any more when it returns."""
+        arrived_at, name = clock.now(), ""
+        try:
+            host = await self._guard.admit(credentials_over_http(request, PROTOCOL))
+            with self._held.share() as share:
+                body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
+                check_json(body, self._limits)
+                asked = parse(body)
+                name = asked.options.model
+                headers = kept_headers(request.headers.items())
+                if defer_of(headers, {}):
+                    raise NotSupported(f"{DEFER_KEY}: a ticket is for one inference; use /v2/models/NAME/infer")
+                manifest = _manifest(host, name, version_of(headers, {}))
+                text = await self._texts.of(manifest)
+                prompt = await prompt_of(asked, text)
+            wanted = generate_request(asked.options, prompt, text.generative, self._limits)
+            call = call_of(
+                infer_request(manifest.name, wanted),
+                manifest,
+                protocol=PROTOCOL,
+                headers=_without_timeout(headers) if asked.options.stream else headers,
+                arrived_at=arrived_at,
+            )
+        except ServeError as error:
+            if self._on_refused is not None:
+                self._on_refused(PROTOCOL, name, error)
+            raise
+        return _Asked(asked.options, host, call, prompt, text)
+
+    async def _chat_prompt(self, asked: ChatRequest, text: TextModel) -> tuple[int, ...]:
+        values: dict[str, Any] = {}
+        if asked.tools:
+            if not text.takes_tools:
+                raise WrongParameter("tools", f"the chat template of model {asked.options.model!r} has no tools")
+            values["tools"] = asked.tools
+        try:
+            return await text.chat_prompt(asked.messages, values, room=prompt_room(text.generative, self._limits))
+        except PromptTooLong:
+            raise
+        except NotSupported as error:
+            raise WrongParameter("model", error.message) from error
+
+    async def _completion_prompt(self, asked: CompletionRequest, text: TextModel) -> tuple[int, ...]:
+        room = prompt_room(text.generative, self._limits)
+        if isinstance(asked.prompt, str):
+            prompt = await text.encode(asked.prompt, room=room)
+            if not prompt:
+                raise WrongParameter("prompt", "prompt has no token")
+            return prompt
+        check_room(len(asked.prompt), room)
+        if max(asked.prompt) >= text.generative.vocabulary_size:
+            raise WrongParameter(
+                "prompt", f"prompt has a token that is not in the vocabulary of {text.generative.vocabulary_size}"
+            )
+        return asked.prompt
+
+
+class _Asked(NamedTuple):
+    """A request that may be answered."""
+
+    options: GenerationOptions
+    host: ModelHost
+    call: Call
+    prompt: tuple[int, ...]
+    text: TextModel
+
+
+_Parse = Callable[[bytes], Any]
+_PromptOf = Callable[[Any, TextModel], Awaitable[tuple[int, ...]]]
+
+
+def _manifest(host: ModelHost, name: str, demanded: str) -> Manifest:
+    """The manifest of the version that answers. `demanded` may also be a role. Raises ModelNotFound, WrongParameter."""
+    exact = demanded and any(one.name == name and one.version == demanded for one in host.manifests())
+    manifest = host.manifest(name, demanded if exact else "")
+    if manifest.generative is None:
+        way_out = "/v1/embeddings" if manifest.text is not None else f"/v2/models/{name}"
+        raise WrongParameter("model", f"model {name!r} generates no text; call it by {way_out}")
+    return manifest
+
+
+def _without_timeout(headers: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: value for name, value in headers.items() if name != OPENAI_TIMEOUT_HEADER}
+
+
+def _words(answer: GenerationAnswer) -> dict[str, str]:
+    """The headers of an answer, as far as it has come."""
+    words, headers = answer.words, answer.call.headers
+    warn_of_unknown(words, headers)
+    if answer.reply is not None and answer.reply.response.model_version:
+        words[VERSION_KEY] = answer.reply.response.model_version
+    if PARENT_KEY in headers:
+        words.setdefault(PARENT_KEY, headers[PARENT_KEY])
+    return words

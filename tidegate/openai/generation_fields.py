@@ -1,0 +1,208 @@
+"""What chat completions and completions have in common: how the next token is chosen, when the text ends, how it comes.
+
+Fields of OpenAI's that would change the answer and are not served are refused by name, as long as they ask for
+anything: an SDK that sends every field at its default is served. Fields that change nothing (`user`, `store`) are
+passed by. `top_k`, `ignore_eos` and `stop_token_ids` are those of vLLM.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tidegate.generate.request import MAX_LOGPROBS, MAX_SCHEMA_BYTES, MAX_STOP_TOKENS, GenerateRequest, Sampling
+from tidegate.models.generative import Generative
+from tidegate.oip.content_limits import ContentLimits
+from tidegate.oip.generation.bounds import output_tokens
+from tidegate.openai.wrong_parameter import WrongParameter
+from tidegate.outcome import InvalidRequest
+
+MAX_STOP_STRINGS: Final = 4  # OpenAI's own limit
+MAX_STOP_CHARACTERS: Final = 1024
+DEFAULT_TEMPERATURE: Final = 1.0  # OpenAI's
+
+_Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # vLLM's: with every event
+
+
+class ResponseSchema(msgspec.Struct, frozen=True):
+    schema: dict[str, Any]
+    name: str = ""
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct, frozen=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: ResponseSchema | None = None
+
+
+class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[_Token], Meta(max_length=MAX_STOP_TOKENS)] | None = None
+    response_format: ResponseFormat | None = None
+    # refused, unless they ask for nothing
+    n: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+
+
+class GenerationOptions(msgspec.Struct, frozen=True):
+    """What a caller wants of an answer, beside its prompt."""
+
+    model: str
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    stop: tuple[str, ...]
+    max_tokens: int | None  # None leaves it to the model
+    sampling: Sampling
+    ignore_stop: bool
+    stop_tokens: tuple[int, ...]
+    logprobs: int | None
+    schema: str
+
+
+def options_of(fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None) -> GenerationOptions:
+    """The options in a body. Raises WrongParameter."""
+    if fields.n not in (None, 1):
+        raise WrongParameter("n", f"n is {fields.n}: one answer a request is served")
+    refuse_unserved(
+        {
+            "frequency_penalty": fields.frequency_penalty,
+            "presence_penalty": fields.presence_penalty,
+            "logit_bias": fields.logit_bias,
+        }
+    )
+    if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
+        raise WrongParameter("logprobs", f"{logprobs} logprobs a token are asked for; from 0 to {MAX_LOGPROBS} may be")
+    streams = fields.stream_options or StreamOptions()
+    if fields.stream_options is not None and not fields.stream:
+        raise WrongParameter("stream_options", "stream_options is for stream: true")
+    return GenerationOptions(
+        model=fields.model,
+        stream=bool(fields.stream),
+        include_usage=bool(streams.include_usage),
+        continuous_usage=bool(streams.include_usage and streams.continuous_usage_stats),
+        stop=_stop_strings(fields.stop),
+        max_tokens=max_tokens,
+        sampling=Sampling(
+            DEFAULT_TEMPERATURE if fields.temperature is None else fields.temperature,
+            1.0 if fields.top_p is None else fields.top_p,
+            max(0, fields.top_k or 0),  # -1 is vLLM's "of all"
+            fields.seed,
+        ),
+        ignore_stop=bool(fields.ignore_eos),
+        stop_tokens=tuple(fields.stop_token_ids or ()),
+        logprobs=logprobs,
+        schema=_schema(fields.response_format),
+    )
+
+
+def refuse_unserved(asked: Mapping[str, object]) -> None:
+    """Raises WrongParameter for the first that asks for anything."""
+    for name, value in asked.items():
+        if value:
+            raise WrongParameter(name, f"{name} is not served: leave it out")
+
+
+def generate_request(
+    options: GenerationOptions, prompt: tuple[int, ...], model: Generative, limits: ContentLimits
+) -> GenerateRequest:
+    """The request to a target. Raises WrongParameter for more tokens than there is room for."""
+    try:
+        most = output_tokens(model, len(prompt), options.max_tokens, limits)
+    except InvalidRequest as error:
+        raise WrongParameter("max_tokens", error.message) from error
+    return GenerateRequest(
+        prompt,
+        most,
+        options.sampling,
+        stop_tokens=options.stop_tokens,
+        ignore_stop=options.ignore_stop,
+        logprobs=options.logprobs,
+        schema=options.schema,
+    )
+
+
+def _stop_strings(given: str | list[str] | None) -> tuple[str, ...]:
+    strings = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(strings) > MAX_STOP_STRINGS:
+        raise WrongParameter("stop", f"stop has {len(strings)} strings; at most {MAX_STOP_STRINGS} may be")
+    if not all(0 < len(one) <= MAX_STOP_CHARACTERS for one in strings):
+        raise WrongParameter("stop", f"a string of stop must have from 1 to {MAX_STOP_CHARACTERS} characters")
+    return strings
+
+
+def _schema(wanted: ResponseFormat | None) -> str:
+    if wanted is None or wanted.type == "text":
+        return ""
+    if wanted.type == "json_object":
+        return '{"type":"object"}'
+    if wanted.json_schema is None:
+        raise WrongParameter("response_format", "response_format of type json_schema needs json_schema.schema")
+    _check_schema(wanted.json_schema.schema, "schema")
+    text = json.dumps(wanted.json_schema.schema, separators=(",", ":"), ensure_ascii=False)
+    if len(text.encode()) > MAX_SCHEMA_BYTES:
+        raise WrongParameter(
+            "response_format", f"the schema has {len(text.encode())} bytes; at most {MAX_SCHEMA_BYTES} may be"
+        )
+    return text
+
+
+_TYPES: Final = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+_OF_SCHEMAS: Final = ("properties", "$defs", "definitions", "patternProperties")
+_LISTS_OF_SCHEMAS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE_SCHEMAS: Final = ("items", "additionalProperties", "not")
+
+
+def _check_schema(schema: object, where: str) -> None:
+    """The mistakes that can be told without knowing an engine's dialect. The JSON's depth has been checked."""
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        raise WrongParameter("response_format", f"{where} is no JSON schema: an object is wanted")
+    kinds = schema.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if not isinstance(kind, str) or kind not in _TYPES:
+            known = ", ".join(sorted(_TYPES))
+            raise WrongParameter("response_format", f"{where}.type is {str(kind)[:60]!r}: one of {known} is wanted")
+    if isinstance(schema.get("$ref", "#"), str) and not schema.get("$ref", "#").startswith("#"):
+        raise WrongParameter("response_format", f"{where}.$ref leads elsewhere: only #/… within the schema is followed")
+    for key in _OF_SCHEMAS:
+        entries = schema.get(key, {})
+        if not isinstance(entries, dict):
+            raise WrongParameter("response_format", f"{where}.{key} must be an object of schemas")
+        for name, one in entries.items():
+            _check_schema(one, f"{where}.{key}.{name[:60]}")
+    for key in _LISTS_OF_SCHEMAS:
+        entries = schema.get(key, [])
+        if not isinstance(entries, list):
+            raise WrongParameter("response_format", f"{where}.{key} must be a list of schemas")
+        for index, one in enumerate(entries):
+            _check_schema(one, f"{where}.{key}[{index}]")
+    for key in _SINGLE_SCHEMAS:
+        if key in schema and not isinstance(schema[key], list):
+            _check_schema(schema[key], f"{where}.{key}")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        raise WrongParameter("response_format", f"{where}.required must be a list of names")
