@@ -102,7 +102,8 @@ class ContinuousBatchingEngine:
         self._model = load_causal_model(artefact, chosen)
         config = self._model.config
         self._slots = limits.slots or DEFAULT_SLOTS
-        self._context = min(limits.context or config.max_position_embeddings, config.max_position_embeddings)
+        longest = getattr(config, "max_position_embeddings", 0) or limits.context or _DEFAULT_TOKENS
+        self._context = min(limits.context or longest, longest)
         self._vocabulary_size = min(limits.vocabulary_size or config.vocab_size, config.vocab_size)
         self._stop_tokens = frozenset(limits.stop_tokens or _ids(config.eos_token_id))
         pages = _pages(config, self._model.dtype, limits.cache_bytes, self._slots * min(self._context, _DEFAULT_TOKENS))
