@@ -456,6 +456,7 @@ class Runner:
             quality=variant.quality.value if variant.quality is not None else None,
             paced=variant.paced,
             slots=self._slots.get(variant.name, 0),
+            schemas=variant.follows_schemas,
         )
 
     async def _stop(self) -> None:

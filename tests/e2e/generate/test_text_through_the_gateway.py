@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import openai
 import pytest
@@ -138,3 +139,36 @@ async def test_an_edge_that_dies_in_the_middle_ends_the_stream_with_an_error(tmp
                 await edge.__aexit__(None, None, None)
         assert json.dumps(failed.value.body)
         assert gateway.admission.in_flight == 0
+
+
+async def test_an_edge_speaks_text_to_its_own_callers(tmp_path: Path) -> None:
+    models = await asyncio.to_thread(text_repository, tmp_path)
+    settings: dict[str, Any] = {"name": "till", "grpc_port": 0, "http_port": 0, "model_repository": models}
+    settings |= {"state_dir": tmp_path / "state", "warmup_budget_s": 0.5}
+    async with EdgeApp(load(EdgeConfig, **settings), draw=lambda: 0.1) as edge:
+        http = edge.addresses["http"]
+        async with openai.AsyncOpenAI(base_url=f"{http}/v1", api_key="any", max_retries=0) as client:
+            whole = await client.chat.completions.create(model="talker", messages=HELLO, max_tokens=40)
+            stream = await client.chat.completions.create(model="talker", messages=HELLO, max_tokens=40, stream=True)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            assert text == whole.choices[0].message.content != ""
+            listed = [model.model_extra async for model in client.models.list()]
+            assert listed[0] is not None and "/v1/chat/completions" in listed[0]["tidegate"]["paths"]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{http}/v2/models/talker/generate", json={"text_input": "a", "max_tokens": 5}) as answer,
+        ):
+            assert len((await answer.json())["output_ids"]) == 5
+
+
+async def test_an_edge_without_the_tokenizer_gives_ids(tmp_path: Path) -> None:
+    models = await asyncio.to_thread(text_repository, tmp_path)
+    settings: dict[str, Any] = {"name": "till", "grpc_port": 0, "http_port": 0, "model_repository": models}
+    settings |= {"state_dir": tmp_path / "state", "warmup_budget_s": 0.5, "openai": False}
+    async with (
+        EdgeApp(load(EdgeConfig, **settings), draw=lambda: 0.1) as edge,
+        aiohttp.ClientSession(edge.addresses["http"]) as session,
+    ):
+        for body, status in (({"input_ids": [5], "max_tokens": 5}, 200), ({"text_input": "a"}, 501)):
+            async with session.post("/v2/models/talker/generate", json=body) as answer:
+                assert answer.status == status

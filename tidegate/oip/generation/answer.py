@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 
 from msgspec.structs import replace
 
-from tidegate.generate.request import OUTPUT_IDS, ids_of
+from tidegate.generate.request import MAX_OUTPUT_TOKENS, MAX_TOKENS_KEY, OUTPUT_IDS, ids_of
 from tidegate.generate.text.stop_strings import StopStrings
 from tidegate.generate.text.text_side import TextSide
 from tidegate.generate.token_stream import TokenStream
@@ -73,6 +73,7 @@ class GenerationAnswer:
         self._answering: asyncio.Task[Reply] | None = None
         self.route: Route | None = None  # from the first piece on, where the host knows it
         self._seen = 0  # tokens
+        self._most = call.request.parameters.get(MAX_TOKENS_KEY, MAX_OUTPUT_TOKENS)
         self._held: list[tuple[int, TokenBatch]] = []  # tokens without text so far, as (index, batch)
 
     async def __aenter__(self) -> Self:
@@ -133,6 +134,7 @@ class GenerationAnswer:
     def _pieces(self, batches: Sequence[TokenBatch]) -> list[Piece]:
         pieces: list[Piece] = []
         for batch in batches:
+            self._check_count(len(batch.ids))
             if self._detokenizer is None:
                 self._seen += len(batch.ids)
                 pieces.append(Piece("", batch.ids, batch.logprobs, batch.top))
@@ -148,6 +150,12 @@ class GenerationAnswer:
                     self._stopped()
                     return pieces
         return pieces
+
+    def _check_count(self, more: int) -> None:
+        """A target is not trusted to keep to what it was asked for."""
+        assert isinstance(self._most, int)
+        if self._seen + more > self._most:
+            raise BadAnswer(f"a generation of more than the {self._most} tokens that were asked for")
 
     def _check(self, ids: Sequence[int]) -> None:
         """A target is not trusted to stay within the vocabulary."""

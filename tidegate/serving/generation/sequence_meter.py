@@ -83,7 +83,7 @@ class SequenceMeter:
                 finally:
                     self._rest()
         except TimeoutError:
-            if not self._stalled.expired():
+            if self._stalled is None or not self._stalled.expired():
                 raise
             words = f"none of its tokens was read for {READER_PATIENCE_S:g} s, and others want its slot"
             raise DeadlineExceeded(words) from None
