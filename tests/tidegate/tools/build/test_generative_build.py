@@ -19,6 +19,7 @@ from tidegate.models.generative import Generative
 from tidegate.models.repository import Repository
 from tidegate.tools.build import generative_build
 from tidegate.tools.build.cli import model
+from tidegate.tools.build.convert.gguf import convert_gguf
 from tidegate.tools.build.convert.huggingface import take_over_folder
 from tidegate.tools.build.demo import smollm2
 from tidegate.tools.build.errors import BuildError
@@ -113,6 +114,15 @@ def test_a_folder_that_is_not_all_data_is_refused_by_the_file(tmp_path: Path, ch
     change(source)
     with pytest.raises(BuildError, match=words):
         take_over_folder(source, tmp_path / "folder")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF" + b"\x03\0\0\0" + b"\xff" * 16, b"no model" * 100])
+def test_a_damaged_gguf_file_is_one_error_that_names_it(tmp_path: Path, content: bytes) -> None:
+    pytest.importorskip("gguf", reason="the extra build is not whole")
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(BuildError, match=r"m\.gguf: cannot be read as a GGUF model: "):
+        convert_gguf(tmp_path / "m.gguf", tmp_path, no_progress)
 
 
 def test_a_chat_template_is_found_where_older_tools_put_it(tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def test_it_is_whole_and_says_where_its_weights_come_from(
     assert "Q4_1" in manifest.summary
     done = CliRunner().invoke(model, ["verify", "smollm2", "--repository", str(smollm2_repository.root)])
     assert done.exit_code == 0 and done.output.count("ok ") == 3 and "tokenizer.json" in done.output
+    listed = CliRunner().invoke(model, ["list", "--repository", str(smollm2_repository.root)]).output
+    assert "269.1 MB" in listed and "86.5 MB" in listed  # with the files beside the artefacts
     generative = manifest.generative
     assert generative is not None
     assert (generative.context, generative.vocabulary_size, generative.stop_tokens) == (8192, 49152, (2,))
