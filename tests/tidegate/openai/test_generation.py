@@ -148,6 +148,14 @@ async def test_a_completion_takes_text_or_tokens(host: WritingHost, client: open
         assert made.object == "text_completion"
 
 
+async def test_an_answer_gets_what_room_there_is_where_its_caller_does_not_say(
+    host: WritingHost, client: openai.AsyncOpenAI
+) -> None:
+    for prompt, most in (([5], 16), ([5] * 505, 7)):
+        await client.completions.create(model="talker", prompt=prompt)
+        assert host.asked[-1].max_tokens == most
+
+
 async def test_logprobs_have_the_forms_of_both_interfaces(host: WritingHost, client: openai.AsyncOpenAI) -> None:
     chat = await client.chat.completions.create(model="talker", messages=HELLO, logprobs=True, top_logprobs=2)
     assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content is not None
