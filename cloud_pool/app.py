@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
@@ -31,8 +32,9 @@ from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
-from cloud_pool.workers.catalogue import check_memory, read_catalogue
+from cloud_pool.workers.catalogue import check_memory, read_catalogue, weights_bytes
 from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.generating_recycling import GeneratingRecycling
 from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController, cost_ratio
 from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
@@ -41,6 +43,7 @@ from tidegate import __version__, clock
 from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
+from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.models.fair_share import FairShare
 from tidegate.models.repository import Repository
@@ -95,6 +98,12 @@ class PoolApp:
         self._generating: GeneratingWorkers | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
+        self._loop_lag = LoopLag()
+
+    @property
+    def generating(self) -> GeneratingWorkers:
+        assert self._generating is not None, "enter the app first"
+        return self._generating
 
     @property
     def host(self) -> PoolHost:
@@ -155,15 +164,14 @@ class PoolApp:
         )
         places = self._places()
         memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes())
-        on_cpu = sum(computes_on_cpu(place.device) for place in places)
-        check_memory(loadables, workers=on_cpu, limit_bytes=memory_limit.of(None), device="cpu")
+        plain = [one for one in loadables if one.manifest.generative is None]
+        generating = [one for one in loadables if one.manifest.generative is not None]
+        self._check_memory(plain, generating, places, memory_limit.of(None))
         standby = Standby(config.standby_wait_s) if config.standby_workers else None
         traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
         self._scheduler = await self._stack.enter_async_context(
             PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)), on_traced=partial(_trace_batch, traces))
         )
-        plain = [one for one in loadables if one.manifest.generative is None]
-        generating = [one for one in loadables if one.manifest.generative is not None]
         self._supervisor = self._new_supervisor(plain, self._scheduler, places if plain else [], memory_limit)
         self._generating = self._new_generating(generating, self._scheduler, memory_limit)
         epoch = int(clock.utc_s() * 1e6)
@@ -179,6 +187,7 @@ class PoolApp:
             spare=config.control.degrade_to not in config.also_precisions,
             degraded=lambda: control.degraded,
             traces=traces,
+            on_missed=self._loop_lag.cost.missed,
         )
         door = await self._stack.enter_async_context(
             open_grpc_server(
@@ -195,7 +204,9 @@ class PoolApp:
         await self._stack.enter_async_context(self._supervisor)
         await self._stack.enter_async_context(self._generating)
         self.steward = await self._stack.enter_async_context(self._new_steward(control))
+        await self._stack.enter_async_context(self._generating_recycling(self._generating, self.steward.recycles))
         await self._open_metrics()
+        await self._stack.enter_async_context(self._loop_lag)
         await door.server.start()
         self._stack.push_async_callback(self._drain, door.server)
 
@@ -214,9 +225,22 @@ class PoolApp:
             limits=recycling.limits,
             recycling=wanted if recycling.enabled else None,
             control=control,
+            latency_target_s=self.config.control.target_s,
             full_cost_ratio=lambda: cost_ratio(lanes.values(), self.config.control.degrade_to),
             every_s=recycling.check_s,
             on_turn=self._announce,
+        )
+
+    def _generating_recycling(self, workers: GeneratingWorkers, recycles: Counter[str]) -> GeneratingRecycling:
+        keys = self.config.recycling
+        wanted = Recycling(self._draw, gap_s=keys.min_gap_s, after_requests=keys.after_requests)
+        return GeneratingRecycling(
+            workers.replicas if keys.enabled else (),
+            wanted,
+            recycles,
+            waiting=lambda: any(one.queued for one in workers.schedulers()),
+            horizon_s=keys.memory_horizon_s,
+            every_s=keys.check_s,
         )
 
     async def _collector(self) -> Collector | None:
@@ -231,7 +255,7 @@ class PoolApp:
             # Needed only by those who set the port.
             from cloud_pool.metrics import PoolMetrics
             from tidegate.metrics.exposition import Exposition
-            from tidegate.metrics.loop_lag import LoopLag
+            from tidegate.metrics.loop_families import loop_families
         except ModuleNotFoundError as error:
             raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
         metrics = PoolMetrics(
@@ -246,7 +270,7 @@ class PoolApp:
             generating=self._generating,
         )
         exposition = Exposition(metrics.collect)
-        exposition.add((await self._stack.enter_async_context(LoopLag())).families)
+        exposition.add(lambda: loop_families(self._loop_lag))
         try:
             door = await self._stack.enter_async_context(
                 ScrapeServer(exposition.render, self.config.host, self.config.metrics_port)
@@ -267,6 +291,20 @@ class PoolApp:
             cores=sorted(os.sched_getaffinity(0)),
             pinned=config.cpu_affinity,
         )
+
+    def _check_memory(
+        self,
+        plain: list[PoolLoadable],
+        generating: list[PoolLoadable],
+        places: list[WorkerPlace],
+        limit_bytes: float,
+    ) -> None:
+        """Refuse what cannot fit into the machine's memory: what generates is there once for each device."""
+        once = sum(computes_on_cpu(device) for device in self.config.devices or (self.config.device,))
+        check_memory(generating, workers=once, limit_bytes=limit_bytes, device="cpu")
+        left_bytes = limit_bytes - once * sum(weights_bytes(one.variant) for one in generating)
+        on_cpu = sum(computes_on_cpu(place.device) for place in places)
+        check_memory(plain, workers=on_cpu, limit_bytes=left_bytes, device="cpu")
 
     def _new_supervisor(
         self,

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from tidegate.fleet.offers import ModelOffer
+from tidegate.models.generative import PROMPT_INPUT
 from tidegate.models.manifest import Manifest, TensorSpec
 
 _NUMPY: Final = {
@@ -51,14 +52,16 @@ def _example(manifest: Manifest, address: str) -> list[str]:
     lines = ["Ask it with any client of the Open Inference Protocol, for example `pip install tritonclient[grpc]`:"]
     lines += ["    import numpy as np, tritonclient.grpc as triton"]
     names = []
-    for index, spec in enumerate(manifest.inputs):
+    asked = [spec for spec in manifest.inputs if manifest.generative is None or spec.name == PROMPT_INPUT]
+    for index, spec in enumerate(asked):
         shape = [_length(entry, manifest) for entry in spec.shape]
         dtype = _NUMPY.get(spec.datatype.value, spec.datatype.value.lower())
         zeros = f"np.zeros({shape}, np.{dtype})"
         lines += [f"    i{index} = triton.InferInput({spec.name!r}, {shape}, {spec.datatype.value!r})"]
         lines += [f"    i{index}.set_data_from_numpy({zeros})"]
         names.append(f"i{index}")
-    call = f"infer({manifest.name!r}, [{', '.join(names)}], client_timeout=1.0)"
+    wait = "client_timeout=1.0" if manifest.generative is None else "parameters={'max_tokens': 16}"
+    call = f"infer({manifest.name!r}, [{', '.join(names)}], {wait})"
     return [*lines, f"    print(triton.InferenceServerClient({address!r}).{call}.get_response())"]
 
 

@@ -44,7 +44,10 @@ class RecyclingConfig(Section):
         "sooner, 12 is false less often.",
     )
     p99_limit_s: float | None = Field(
-        None, gt=0, description="Seconds that 99 of 100 batches must keep; none: no limit."
+        None,
+        ge=0,
+        description="Seconds that 99 of 100 batches must keep; 0: no limit. Default: by model, the larger of half of "
+        "its `default_budget_s` and three times what warm-up measured for as much work.",
     )
     rss_ratio: float = Field(
         1.5, gt=1, le=100, description="Resident memory, as a multiple of what the warm worker had."
@@ -64,10 +67,9 @@ class RecyclingConfig(Section):
 
     @property
     def limits(self) -> HealthLimits:
-        p99_s = inf if self.p99_limit_s is None else self.p99_limit_s
         return HealthLimits(
             drift_level=self.drift_level,
-            p99_s=p99_s,
+            p99_s=inf if self.p99_limit_s == 0 else self.p99_limit_s,
             rss_ratio=self.rss_ratio,
             horizon_s=self.memory_horizon_s,
             cpu_ratio=self.cpu_ratio,
@@ -82,8 +84,9 @@ class ControlConfig(Section):
     enabled: bool = Field(True, description="False: batch cap, concurrency and precision stay as configured.")
     latency_target_s: float | None = Field(
         None,
-        gt=0,
-        description="Seconds from arrival to answer that 99 of 100 should keep. None: latency changes nothing.",
+        ge=0,
+        description="Seconds from arrival to answer that 99 of 100 should keep; 0: latency changes nothing. Default: "
+        "by model, half of its `default_budget_s`, and at least three times the least batch that warm-up measured.",
     )
     memory_ratio: float = Field(
         0.9, gt=0, le=1, description="Share of the memory above which fewer workers compute at once, then less a batch."
@@ -101,9 +104,13 @@ class ControlConfig(Section):
     )
 
     @property
+    def target_s(self) -> float | None:
+        """Seconds for all models; None: each model's own; infinity: none."""
+        return inf if not self.enabled or self.latency_target_s == 0 else self.latency_target_s
+
+    @property
     def limits(self) -> ControlLimits:
         return ControlLimits(
-            latency_target_s=inf if self.latency_target_s is None else self.latency_target_s,
             memory_ratio=self.memory_ratio if self.enabled else inf,
             dwell_s=self.dwell_s,
             patience_s=self.patience_s,

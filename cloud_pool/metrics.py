@@ -111,6 +111,9 @@ class PoolMetrics:
         yield _gauges("worker_up", "Whether the slot has a worker that serves.", ("slot",), up)
         lost = [((slot.name,), float(slot.lost_workers.count)) for slot in self._places()]
         yield _counters("worker_lost", "Workers that hung or died.", ("slot",), lost)
+        lives = [(slot.place.name, slot.current) for slot in self._supervisor.slots]
+        collected = [((name,), life.worker.collected_s) for name, life in lives if life is not None and life.worker]
+        yield _counters("worker_gc_seconds", "Garbage collections in the worker that serves.", ("slot",), collected)
         parts = [((part,), float(inside)) for part, inside in self._sandbox.items()]
         yield _gauges("worker_sandbox", "Whether workers have given up files or network.", ("part",), parts)
         busy = [((slot.name,), slot.busy_s) for slot in slots]
@@ -135,8 +138,7 @@ class PoolMetrics:
 
     def _places(self) -> list[Replica | GeneratingReplica]:
         """Where workers live."""
-        variants = [] if self._generating is None else self._generating.variants.values()
-        return [*self._supervisor.slots, *(replica for one in variants for replica in one.replicas)]
+        return [*self._supervisor.slots, *([] if self._generating is None else self._generating.replicas)]
 
     def _device_families(self) -> Iterator[Metric]:
         devices, lanes = self._scheduler.allotment.devices, list(self._supervisor.lanes.values())

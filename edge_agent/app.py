@@ -53,6 +53,7 @@ from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
 from tidegate.link.streams import SERVICE as LINK_SERVICE
 from tidegate.metrics.generated import GeneratedCounts
+from tidegate.metrics.loop_lag import LoopLag
 from tidegate.models.fair_share import FairShare
 from tidegate.models.share_weights import ShareWeights
 from tidegate.oip.body_budget import BodyMemory
@@ -124,6 +125,7 @@ class EdgeApp:
         self._deployment: Deployment | None = None
         self._costs = costs_of(config)
         self._generated = GeneratedCounts()
+        self._loop_lag = LoopLag()
         self.offline = OfflineService(
             config,
             session=lambda: self._sync is not None and self._sync.connected,
@@ -200,6 +202,7 @@ class EdgeApp:
             shares=ShareWeights(config.shares),
             on_answered=models.answered,
             traces=ServedTraces(f"edge/{config.name}", random.getrandbits, await self._collector()),
+            on_missed=self._loop_lag.cost.missed,
         )
         self._local = LocalHost(self._host, self.offline, on_gateway=self.offline.reach.heard)
         self._texts = await text_models_of(self._local, models, config)
@@ -218,6 +221,7 @@ class EdgeApp:
         )
         await self._stack.enter_async_context(dialling)
         await self._open_metrics()
+        await self._stack.enter_async_context(self._loop_lag)
         self._stack.push_async_callback(self._drain)
         if self._sync is not None:
             await self._stack.enter_async_context(self._sync)
@@ -291,6 +295,7 @@ class EdgeApp:
             "workers": workers,
             "disk": self._disk_trouble(),
             "name_taken": self._dispute.told(now),
+            "loop_stalled": self._loop_lag.cost.evidence,
             **await self.offline.state(),
         }
 
@@ -312,6 +317,7 @@ class EdgeApp:
                 self._sync,
                 sandbox_parts(config.sandbox),
                 self._generated,
+                self._loop_lag,
             )
 
     def _add_services(self, server: grpc.aio.Server) -> None:
@@ -369,7 +375,13 @@ class EdgeApp:
             admission = "draining"
         elif self._endurance.why_not(seen):
             admission = "closed"
-        own = replace(seen, mode=self.offline.mode, kept=self.offline.backlog, unwritable=bool(self._disk_trouble()))
+        own = replace(
+            seen,
+            mode=self.offline.mode,
+            kept=self.offline.backlog,
+            unwritable=bool(self._disk_trouble()),
+            held_up_s=round(self._loop_lag.cost.held_up_s, 1),
+        )
         conditions = self._memory.told(own)
         rollouts = self.deployment.rollouts
         return AgentState(host.offers(), self._urls(), host.load_report(), admission, conditions, rollouts)

@@ -49,7 +49,7 @@ from gateway.layers.quarantine import QuarantineListener, quarantine
 from gateway.layers.stack import Service, stack
 from gateway.layers.versions import versions
 from gateway.link_port import advertised_dial_address, dial_in_server_of, link_port
-from gateway.observe.conditions import OtherCondition, name_conditions
+from gateway.observe.conditions import OtherCondition, loop_conditions, name_conditions
 from gateway.operate.admin_routes import admin_middlewares, operator_routes, require_right
 from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.trial_report import trial_families
@@ -64,6 +64,7 @@ from tidegate import clock
 from tidegate.fleet.topics import Topics
 from tidegate.generate.text.text_models import TextModels
 from tidegate.link.client import ROOM_BYTES
+from tidegate.models.generative import Generative
 from tidegate.models.repository import Repository
 from tidegate.models.share_weights import ShareWeights
 from tidegate.oip.body_budget import BodyMemory
@@ -72,6 +73,7 @@ from tidegate.oip.guard import DrainingGuard, OpenGuard
 from tidegate.oip.http.server import OipRoutes, error_middleware
 from tidegate.openai.routes import openai_routes
 from tidegate.openai.tokens import Tokenizers
+from tidegate.outcome import ModelNotFound
 from tidegate.runtime import events
 from tidegate.runtime.process import StartError
 from tidegate.security.certificate_identity import CertificateIdentity
@@ -212,7 +214,7 @@ class Gateway:
         called = stack(
             *self.telemetry.layers,  # traces: whatever is counted or logged further in can name its trace
             observe(clock.now, *self.telemetry.observers),  # outermost: sees every outcome, also of the layers below
-            authenticate(self.admission, clock.now),  # the identity of the call, and its rights
+            authenticate(self.admission, clock.now, self._generative_of),  # the identity of the call, and its rights
             inner=behind,
         )
         return behind, called
@@ -220,6 +222,13 @@ class Gateway:
     def _share_of(self, request: InferRequest) -> float:
         """The weight of the request's model."""
         return self._shares.of(self.defaults.manifest(request.model_name, request.model_version))
+
+    def _generative_of(self, request: InferRequest) -> Generative | None:
+        """What is said of the request's model, if it generates; None of one that is not known."""
+        try:
+            return self.defaults.manifest(request.model_name, request.model_version).generative
+        except ModelNotFound:
+            return None
 
     async def __aenter__(self) -> Gateway:
         async with self._stack:
@@ -390,7 +399,8 @@ class Gateway:
             await self._publish_operator_token()
 
     def _other_conditions(self, now: float) -> list[OtherCondition]:
-        return name_conditions(self.claims, now)
+        cost = self.telemetry.loop_lag.cost
+        return [*name_conditions(self.claims, now), *loop_conditions(self.config.name, cost)]
 
     async def _publish_operator_token(self) -> None:
         port, token = port_of(self.addresses["admin"]), self.operator_token

@@ -30,7 +30,12 @@ PlacementLayer = Callable[[Placement], Placement]
 
 
 def admission_of(config: GatewayConfig, fleet: Fleet, draw: Callable[[], float]) -> Admission:
-    limit = AdaptiveLimit(config.max_in_flight, targets=lambda: len(fleet.targets), fixed=not config.adaptive_limit)
+    limit = AdaptiveLimit(
+        config.max_in_flight,
+        targets=lambda: len(fleet.targets),
+        slots=lambda: fleet.slots,
+        fixed=not config.adaptive_limit,
+    )
     tenants = TenantQuotas({name: tenant.spec for name, tenant in config.tenants.items()})
     return Admission(limit, tenants, draw=draw, shed=config.shed, on_change=_log_overload)
 

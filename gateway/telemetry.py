@@ -30,6 +30,7 @@ from gateway.layers.stack import Layer
 from gateway.layers.traced import traced
 from gateway.observe.access_log import AccessLog
 from gateway.observe.conditions import OtherCondition, condition_family
+from gateway.observe.deadline_observer import DeadlineObserver
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.refusal_log import RefusalLog
 from gateway.observe.scaling import ScalingWatch, scaling_families
@@ -38,6 +39,7 @@ from gateway.operate.console.history import ConsoleHistory
 from gateway.serving.dispatcher import Dispatcher
 from tidegate import clock
 from tidegate.metrics.exposition import Exposition
+from tidegate.metrics.loop_families import loop_families
 from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.sharing import SharedMetrics
 from tidegate.runtime import events
@@ -90,11 +92,12 @@ class Telemetry:
         self.scaling = ScalingWatch(placer.fleet, admission, scaling)
         self.metrics.add(lambda: [condition_family(placer.fleet, others(clock.now()))])
         self.metrics.add(lambda: scaling_families(self.scaling.scaling))
-        self._loop_lag = LoopLag()
-        self.metrics.add(self._loop_lag.families)
+        self.loop_lag = LoopLag()
+        self.metrics.add(lambda: loop_families(self.loop_lag))
         self.layers: list[Layer] = []  # outside of the observers
         refusals = RefusalLog(self.recorder, dispatcher.ask_builder.ask)
         self.observers: list[Observer] = [self.metrics, self.metrics.generation, refusals]
+        self.observers.append(DeadlineObserver(self.loop_lag.cost.missed))
         if console is not None:
             self.observers.append(console)
         if config.access_log != "none":
@@ -120,7 +123,7 @@ class Telemetry:
             if self._collector is not None:
                 await self._stack.enter_async_context(self._collector)
             await self._stack.enter_async_context(self.scaling)
-            await self._stack.enter_async_context(self._loop_lag)
+            await self._stack.enter_async_context(self.loop_lag)
             self._stack = self._stack.pop_all()
         return self
 

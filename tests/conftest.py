@@ -14,6 +14,9 @@ gc.disable()
 # Before anything imports gRPC, as `tidegate` does: its lines about goodbyes are noise between ours.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+# Some tests import ONNX Runtime themselves: see tidegate/engines/__init__.py.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 # Edge agents of tests have no battery: what they do must not depend on whether the machine that tests is plugged in.
 os.environ.setdefault("TIDEGATE_EDGE_SENSORS", "/nonexistent")
 
@@ -88,4 +91,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.enable()
 
 
-pytest_plugins = ["tests.support.models.demo_models", "tidegate.testing.pytest_plugin"]
+pytest_plugins = [
+    "tests.support.models.demo_models",
+    "tests.support.models.tiny_llama",
+    "tidegate.testing.pytest_plugin",
+]

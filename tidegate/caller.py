@@ -41,6 +41,7 @@ class UsageLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     pool_s_per_s: float | None = None
     edge_s_per_s: float | None = None
     max_in_flight: int | None = None
+    tokens_per_s: float | None = None  # of generations
 
 
 NO_LIMITS: Final = UsageLimits()

@@ -38,7 +38,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Callable
 from math import inf
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 import structlog
 
@@ -68,6 +68,13 @@ _RECENT: Final = 4096  # newest answers whose times are kept
 log = structlog.get_logger("scheduler")
 
 
+class AnsweredJob(NamedTuple):
+    """Seconds from arrival to answer of one request, and those that its model has as its target."""
+
+    took_s: float
+    target_s: float
+
+
 class PoolScheduler:
     """Runs inside `async with`. Give it model instances with `open` and workers with `attach`; then `submit`.
 
@@ -85,7 +92,7 @@ class PoolScheduler:
         self.seats = WorkerSlots(standby)
         self.refused = 0  # since the start, for a full queue or a wait that was too long
         self.demoted = Counter[tuple[str, str, str]]()  # requests by lane, by the level asked for, by the level given
-        self.took_s: deque[float] = deque(maxlen=_RECENT)  # from arrival to answer
+        self.answered: deque[AnsweredJob] = deque(maxlen=_RECENT)
         self.queues = InstanceQueues()
         self.batches = BatchCounts()
         self._on_traced = on_traced
@@ -427,7 +434,7 @@ class PoolScheduler:
         done = [part.outputs for part in parts if part.outputs is not None]
         if len(done) < len(parts) or job.answer.done():
             return
-        self.took_s.append(clock.now() - job.ask.arrived_at)
+        self.answered.append(AnsweredJob(clock.now() - job.ask.arrived_at, job.lane.latency_target_s))
         queue_s = max(0.0, min([part.began_at for part in parts]) - job.ask.arrived_at)
         batch_wait_s = min(queue_s, max(0.0, min([part.batch_wait_s for part in parts])))
         compute_s = sum([part.compute_s for part in parts])

@@ -44,11 +44,12 @@ _MOST_SEEN: Final = 4096  # batches between two looks; older ones are forgotten
 
 @dataclass(frozen=True, slots=True)
 class ComputedBatch:
-    """One computed batch: when it ended, its seconds by the cost table, and the seconds that it took."""
+    """One computed batch: when it ended, its seconds by the cost table, those that it took, and its model's target."""
 
     ended_at: float
     table_s: float
     took_s: float
+    target_s: float
     rows: int
 
 
@@ -100,7 +101,7 @@ class WorkerSlot:
     def saw(self, batch: Batch, now: float) -> None:
         """Record a batch that came back with results."""
         table_s = batch.lane.service.table.seconds_for(batch.shape.units)
-        self.seen.append(ComputedBatch(now, table_s, now - batch.began_at, batch.rows))
+        self.seen.append(ComputedBatch(now, table_s, now - batch.began_at, batch.lane.latency_target_s, batch.rows))
         self.served += len(batch.parts)
 
     def take_seen(self) -> list[ComputedBatch]:

@@ -32,6 +32,7 @@ class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
         spare: whether variants of that precision answer nothing but demands, at other times.
         generating: the workers of those of `loadables` that generate.
         epoch: unique to this process and larger than that of the one before.
+        on_missed: as `TargetHost` calls it.
     """
 
     def __init__(
@@ -47,11 +48,12 @@ class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
         spare: bool = False,
         degraded: Callable[[], bool] = lambda: False,
         traces: ServedTraces | None = None,
+        on_missed: Callable[[float, float], None] = lambda _arrived_at, _ended_at: None,
     ) -> None:
         server_name = f"pool/{name}"
         models = ModelTable[PoolModel | PoolGeneratingModel](server_name)
         queue = scheduler if generating is None else JointQueue(scheduler, generating.schedulers)
-        super().__init__(server_name, models, queue, epoch=lambda: epoch, traces=traces)
+        super().__init__(server_name, models, queue, epoch=lambda: epoch, traces=traces, on_missed=on_missed)
         self.epoch = epoch
         self.sequences = SequenceStates()
         self._name = name

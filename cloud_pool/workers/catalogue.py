@@ -58,13 +58,18 @@ def check_memory(loadables: Sequence[PoolLoadable], *, workers: int, limit_bytes
         MemoryNeed(
             one.key,
             one.variant.engine,
-            one.variant.size_bytes,
+            weights_bytes(one.variant),
             expected_bytes_per_unit(one.manifest, one.variant) * _least_units(one.manifest),
         )
         for one in loadables
     ]
     if reason := shortfall(needs, workers=workers, limit_bytes=limit_bytes, device=device):
         raise StartError(reason)
+
+
+def weights_bytes(variant: Variant) -> int:
+    """Of its artefact, with the files beside it."""
+    return variant.size_bytes + sum(one.size_bytes for one in variant.files)
 
 
 def _least_units(manifest: Manifest) -> float:

@@ -41,6 +41,8 @@ class EngineProcess(SequenceComputer, SilentWorker, Protocol):
     def pid(self) -> int | None: ...
     @property
     def starved_s(self) -> float: ...
+    @property
+    def collected_s(self) -> float: ...
     async def load(self, spec: EngineSpec) -> LoadResult: ...
     async def infer(self, key: str, inputs: Arrays) -> ComputeResult: ...
     async def died(self) -> str: ...
@@ -84,6 +86,7 @@ class DeviceWorker:
         self._paced_slow = paced_slow
         self._hang_timeout_s = hang_timeout_s
         self.loaded = LoadResult(0.0)  # the last report of what it holds
+        self.generated = 0  # answers
         self._hung = asyncio.Event()
         self._hung_for_s = 0.0
         self._watchdog = SequenceWatchdog(
@@ -97,6 +100,11 @@ class DeviceWorker:
     @property
     def alive(self) -> bool:
         return self._process.alive and not self._hung.is_set()
+
+    @property
+    def collected_s(self) -> float:
+        """Seconds that the process spent on garbage collections."""
+        return self._process.collected_s
 
     @property
     def on_device(self) -> tuple[int, int] | None:
@@ -165,9 +173,11 @@ class DeviceWorker:
     ) -> Generated:
         """As `WorkerProcess.generate`. Raises Unreachable where the worker hung."""
         async with self._watchdog.watching():
-            return await self._process.generate(
+            answer = await self._process.generate(
                 key, request, sink, token_interval_s=token_interval_s, first_token_s=first_token_s
             )
+        self.generated += 1
+        return answer
 
     def _give_up(self, silent_s: float) -> None:
         self._hung_for_s = silent_s

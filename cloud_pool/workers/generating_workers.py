@@ -147,6 +147,10 @@ class GeneratingWorkers:
     def schedulers(self) -> list[SequenceScheduler]:
         return [one.generating.scheduler for one in self.variants.values()]
 
+    @property
+    def replicas(self) -> list[GeneratingReplica]:
+        return [replica for one in self.variants.values() for replica in one.replicas]
+
     async def drained(self) -> None:
         """Wait until no generation waits or runs."""
         await asyncio.gather(*[one.drained() for one in self.schedulers()])

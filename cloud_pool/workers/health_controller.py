@@ -20,10 +20,18 @@ from typing import Final, Self
 
 import structlog
 
+from cloud_pool.core.batching.latency_targets import batch_limit_s
 from cloud_pool.core.batching.model_instance import ModelInstance
 from cloud_pool.core.health.adaptive_control import AdaptiveControl, ControlReadings
-from cloud_pool.core.health.worker_health import CHECK_S, HealthLimits, Vitals, WorkerHealth, common_excess
-from cloud_pool.scheduling.scheduler import PoolScheduler
+from cloud_pool.core.health.worker_health import (
+    CHECK_S,
+    BatchTime,
+    HealthLimits,
+    Vitals,
+    WorkerHealth,
+    common_excess,
+)
+from cloud_pool.scheduling.scheduler import AnsweredJob, PoolScheduler
 from cloud_pool.scheduling.worker_slots import ComputedBatch, WorkerSlot
 from cloud_pool.workers.replica import Replica
 from cloud_pool.workers.supervisor import PoolSupervisor
@@ -57,6 +65,7 @@ class HealthController:
 
     Args:
         recycling: None never recycles.
+        latency_target_s: seconds that 99 of 100 answers should keep; None: each model's own; infinity: no target.
         full_cost_ratio: how much longer the full variants compute than the lesser ones.
         on_turn: called after limits were changed.
     """
@@ -69,6 +78,7 @@ class HealthController:
         limits: HealthLimits,
         recycling: Recycling | None,
         control: AdaptiveControl,
+        latency_target_s: float | None = None,
         full_cost_ratio: Callable[[], float] = lambda: 1.0,
         every_s: float = CHECK_S,
         read: Callable[[int | None], ProcessUsage | None] = read_process,
@@ -84,6 +94,7 @@ class HealthController:
         self._scheduler = scheduler
         self._limits = limits
         self._recycling = recycling
+        self._latency_target_s = latency_target_s
         self._full_cost_ratio = full_cost_ratio
         self._every_s = every_s
         self._read = read
@@ -92,7 +103,7 @@ class HealthController:
         self._watched: dict[str, _ReplicaWatch] = {}
         self._looked_at = clock.now()
         self._refused = 0
-        self._answers: deque[tuple[float, float]] = deque(maxlen=_FEWEST_ANSWERS)  # (instant of the look, took)
+        self._answers: deque[tuple[float, float]] = deque(maxlen=_FEWEST_ANSWERS)  # (instant of the look, share)
         self._task: asyncio.Task[None] | None = None
         self._recycle: asyncio.Task[None] | None = None
 
@@ -164,7 +175,7 @@ class HealthController:
             threads=slot.place.threads or 1,
             rss_bytes=rss_bytes,
             memory_limit_bytes=inf if free is None else rss_bytes + free[0],
-            batches=[(one.table_s, one.took_s) for one in batches],
+            batches=[BatchTime(one.table_s, one.took_s, batch_limit_s(one.target_s, one.table_s)) for one in batches],
         )
         peers = [other.health for name, other in self._watched.items() if name != seat.name]
         watched.health.check(vitals, common=common_excess(peers))
@@ -173,12 +184,13 @@ class HealthController:
     def _turn_knobs(self, batches: list[ComputedBatch], workers: int, now: float) -> None:
         free = self._free()
         self.memory_ratio = 0.0 if free is None else 1.0 - free[0] / free[1]
-        took_s = sorted(one.took_s for one in batches)
+        # A batch of one row cannot be made smaller, however long it takes.
+        shares = sorted(self._share_of_target(one) for one in batches if one.rows > 1)
         readings = ControlReadings(
             self.busy_ratio,
             self.memory_ratio,
-            self._p99_s(now),
-            nearest_rank(took_s, 0.99) if took_s else 0.0,
+            self._p99_ratio(now),
+            nearest_rank(shares, 0.99) if shares else 0.0,
             max(1, workers),
             self._full_cost_ratio(),
         )
@@ -193,18 +205,21 @@ class HealthController:
         self._scheduler.seats.most_at_once = self.control.concurrency(workers) if held_back else inf
         self._scheduler.look()
 
-    def _p99_s(self, now: float) -> float | None:
-        """Of the answers since the last look; where those are few, as of a slow pool, of the latest ones.
+    def _share_of_target(self, one: AnsweredJob | ComputedBatch) -> float:
+        return one.took_s / (one.target_s if self._latency_target_s is None else self._latency_target_s)
+
+    def _p99_ratio(self, now: float) -> float | None:
+        """The p99 of answers, as a share of their target, since the last look; where few, of the latest ones.
 
         Few answers are no calm: a pool so late that it gave three in a look was taken for one without load.
         """
-        answers = list(self._scheduler.took_s)
-        self._scheduler.took_s.clear()
-        self._answers.extend((now, took_s) for took_s in answers)
+        answers = [self._share_of_target(one) for one in self._scheduler.answered]
+        self._scheduler.answered.clear()
+        self._answers.extend((now, share) for share in answers)
         while self._answers and self._answers[0][0] < now - _LOOKS_BACK * self._every_s:
             self._answers.popleft()
         if len(answers) < _FEWEST_ANSWERS:
-            answers = [took_s for _, took_s in self._answers]
+            answers = [share for _, share in self._answers]
         return nearest_rank(sorted(answers), 0.99) if len(answers) >= _FEWEST_ANSWERS else None
 
     def _recycle_one(self, recycling: Recycling, slots: list[Replica], now: float) -> None:

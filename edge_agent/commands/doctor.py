@@ -64,6 +64,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         certificate,
         *_workers(agent),
         *diagnosis.name_taken(str((agent or {}).get("name_taken") or "")),
+        *diagnosis.event_loop(str((agent or {}).get("loop_stalled") or "")),
         *broker,
         diagnosis.gateways(
             reached,

@@ -93,7 +93,11 @@ class Endurance:
 def urgent_conditions(conditions: DeviceConditions) -> tuple[object, ...]:
     """Conditions whose change must not wait for the next heartbeat: all but degrees, the battery by tenths."""
     tenths = None if conditions.battery is None else int(conditions.battery * 10.0)
-    return tenths, conditions.charging, conditions.throttled, conditions.metered, conditions.mode, conditions.unwritable
+    held_up = conditions.held_up_s > 0.0
+    return (
+        tenths, conditions.charging, conditions.throttled, conditions.metered, conditions.mode, conditions.unwritable,
+        held_up,
+    )  # fmt: skip
 
 
 def _share(battery: Attributes) -> float | None:

@@ -225,6 +225,16 @@ def name_taken(reason: str) -> list[DoctorFinding]:
     return [DoctorFinding("name", "failure", reason, advice)] if reason else []
 
 
+def event_loop(reason: str) -> list[DoctorFinding]:
+    """Nothing, or that the agent's event loop is held up so that deadlines are missed.
+
+    Args:
+        reason: what the running agent says of its loop; "" while it is in time.
+    """
+    advice = "give the agent a core: stop what else runs here, or lower `threads`; the log says when it began"
+    return [DoctorFinding("event loop", "warning", reason, advice)] if reason else []
+
+
 def fleets(own: str, gateways_here: Collection[str], others: Mapping[str, str]) -> list[DoctorFinding]:
     """Nothing, or that this device's fleet has no gateway at its broker while another fleet has.
 

@@ -1,9 +1,10 @@
 """Verification checks that fetched files are the planned model: the manifest first, then each artefact by engine.
 
 The bytes are right by then (every digest is signed). Verification checks that they fit together: the manifest is of
-this model and version, its edge variants are among the files with the digests it names, and their engines are ones
-that may run here. ONNX files are opened in a process of their own, with little memory and time and no way to look at
-other files (`tidegate/engines/onnx_check.py`): a file that crashes the runtime must not do so inside the agent.
+this model and version, its edge variants with all their files are among the files with the digests it names, what
+reads and writes its text too, and their engines are ones that may run here. ONNX files are opened in a process of their
+own, with little memory and time and no way to look at other files (`tidegate/engines/onnx_check.py`): a file that
+crashes the runtime must not do so inside the agent.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
 from edge_agent.delivery.failures import WorkFailed
 from edge_agent.delivery.model_store import ModelStore
-from tidegate.models.manifest import EngineName, Manifest, Variant
+from tidegate.models.manifest import ArtefactFile, EngineName, Manifest, Variant
 from tidegate.models.repository import RepositoryError, parse_manifest
 from tidegate.models.trust import check_engine
 from tidegate.rollout.golden import BadGolden, decode_golden
@@ -48,21 +50,37 @@ def _manifest(model: str, plan: ModelPlan, store: ModelStore, allowed: tuple[Eng
     if not variants:
         raise WorkFailed("manifest: no variant may run on an edge")
     for variant in variants:
-        file = files.get(variant.artefact)
-        if file is None or (file.sha256, file.size_bytes) != (variant.sha256, variant.size_bytes):
-            raise WorkFailed(f"manifest: the plan has no file {variant.artefact!r} with the size and digest it names")
+        own = ArtefactFile(variant.artefact, variant.sha256, variant.size_bytes)
+        for needed in (own, *variant.files):
+            file = files.get(needed.name)
+            if file is None or (file.sha256, file.size_bytes) != (needed.sha256, needed.size_bytes):
+                raise WorkFailed(f"manifest: the plan has no file {needed.name!r} with the size and digest it names")
         try:
             check_engine(manifest, variant, allowed)
         except (StartError, RepositoryError) as error:
             raise WorkFailed(f"engine: {error}") from error
     if manifest.text is not None and manifest.text.tokenizer not in files:
         raise WorkFailed(f"manifest: the plan has no file {manifest.text.tokenizer!r}, its tokenizer")
+    for name, sha256 in _text_files(manifest):
+        if name not in files or files[name].sha256 != sha256:
+            raise WorkFailed(f"manifest: the plan has no file {name!r} with the digest it names")
     if plan.probe.golden is not None:
+        if manifest.generative is not None:
+            raise WorkFailed("golden: cases of a model that generates are not run: leave `golden` out of its probe")
         try:
             decode_golden(store.path(plan.probe.golden.sha256).read_bytes())
         except BadGolden as error:
             raise WorkFailed(f"golden: {error}") from error
     return manifest
+
+
+def _text_files(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    """What reads and writes the text of a model that generates: names and digests."""
+    generative = manifest.generative
+    if generative is not None:
+        yield generative.tokenizer, generative.tokenizer_sha256
+        if generative.chat_template is not None and generative.chat_template_sha256 is not None:
+            yield generative.chat_template, generative.chat_template_sha256
 
 
 async def _check_onnx(variant: Variant, plan: ModelPlan, store: ModelStore) -> None:

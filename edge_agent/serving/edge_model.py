@@ -37,8 +37,9 @@ class EdgeModel:
         server_name: of the edge, for refusals.
         soaking: whether the runner's generation still has to prove itself, which its offer says.
         shares: the weights by which models share the device: they say in which group this one is.
-        on_answered: called after each call with the runner and the seconds that the call computed; or with None where
-            the runner failed by its own fault, not by the caller's or through a full queue.
+        on_answered: called after each call with the runner and the seconds that the call computed, of a generation
+            those of a unit of its work; or with None where the runner failed by its own fault, not by the caller's or
+            through a full queue.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class EdgeModel:
         finally:
             self._leave()
         self._count(computed)
-        self._on_answered(self.runner, computed.compute_s)
+        self._on_answered(self.runner, computed.compute_s if computed.pace_s is None else computed.pace_s)
         return computed
 
     def ended(self, took_s: float, error: BaseException | None) -> None:

@@ -33,6 +33,7 @@ class EdgeHost(TargetHost[EdgeModel]):
         exhausted: why the device takes no new work just now, "" while it does; asked for every call.
         shares: the weights by which models share the device.
         on_answered: as `EdgeModel` calls it.
+        on_missed: as `TargetHost` calls it.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class EdgeHost(TargetHost[EdgeModel]):
         shares: ShareWeights | None = None,
         on_answered: OnAnswered = lambda runner, compute_s: None,
         traces: ServedTraces | None = None,
+        on_missed: Callable[[float, float], None] = lambda _arrived_at, _ended_at: None,
     ) -> None:
         server_name = f"edge/{name}"
         super().__init__(
@@ -55,6 +57,7 @@ class EdgeHost(TargetHost[EdgeModel]):
             epoch=epoch,
             check_open=lambda: _check_not_exhausted(server_name, exhausted()),
             traces=traces,
+            on_missed=on_missed,
         )
         self._name = name
         self._scheduler = scheduler

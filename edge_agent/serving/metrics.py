@@ -73,6 +73,9 @@ class EdgeMetrics:
         yield counter("tidegate_edge_worker_restarts", words, ("model",), starts)
         lost = [((one.name,), float(one.lost_workers.count)) for one in self._runners()]
         yield counter("tidegate_edge_worker_lost", "Of these: workers that hung or died.", ("model",), lost)
+        collected = [((one.name,), one.collected_s) for one in self._runners()]
+        words = "Garbage collections in the worker that serves."
+        yield counter("tidegate_edge_worker_gc_seconds", words, ("model",), collected)
 
     def _device_families(self) -> Iterator[Metric]:
         seen = self._sensors.now

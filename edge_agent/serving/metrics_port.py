@@ -11,6 +11,7 @@ from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
 from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate.metrics.generated import GeneratedCounts
+from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.runtime.process import StartError
 
@@ -25,18 +26,19 @@ async def open_metrics(
     sync: EdgeSync | None,
     sandbox: Mapping[str, bool],
     generated: GeneratedCounts,
+    loop_lag: LoopLag,
 ) -> str:
     """Where it listens, until the stack ends. Raises StartError."""
     try:
         # Needed only by those who set the port.
         from edge_agent.serving.metrics import EdgeMetrics
         from tidegate.metrics.exposition import Exposition
-        from tidegate.metrics.loop_lag import LoopLag
+        from tidegate.metrics.loop_families import loop_families
     except ModuleNotFoundError as error:
         raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
-    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox, generated)
+    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox, generated=generated)
     exposition = Exposition(metrics.collect)
-    exposition.add((await stack.enter_async_context(LoopLag())).families)
+    exposition.add(lambda: loop_families(loop_lag))
     door = ScrapeServer(exposition.render, *address)
     try:
         return (await stack.enter_async_context(door)).address

@@ -75,6 +75,8 @@ class EngineWorker(SequenceComputer, SilentWorker, Protocol):
     def awake_s(self) -> float: ...
     @property
     def pid(self) -> int | None: ...
+    @property
+    def collected_s(self) -> float: ...
 
 
 StartWorker = Callable[[str], AbstractAsyncContextManager[EngineWorker]]
@@ -317,6 +319,12 @@ class Runner:
         """Of the worker that serves; None while there is none."""
         worker = self._worker
         return worker.pid if worker is not None else None
+
+    @property
+    def collected_s(self) -> float:
+        """Seconds that the worker that serves spent on garbage collections."""
+        worker = self._worker
+        return worker.collected_s if worker is not None else 0.0
 
     @property
     def ready(self) -> bool:

@@ -212,7 +212,19 @@ def _end(one: dict[str, Any]) -> str:
     if "error" in end:
         return str(end["error"]).partition(": ")[2]
     extra = [name for name in ("hedged", "fallback", "degraded", "provisional") if end[name]]
-    return f"from {end['served_by']} ({', '.join([end['reason'], *extra])})"
+    return f"from {end['served_by']} ({', '.join([end['reason'], *extra])}){_tokens(one)}"
+
+
+def _tokens(one: dict[str, Any]) -> str:
+    """What a generation took in its engine; nothing for any other request."""
+    took = one.get("tokens")
+    if took is None:
+        return ""
+    cached = f", {took['cached']} of them cached" if took["cached"] else ""
+    return (
+        f": {took['prompt']} tokens in{cached}, {_milliseconds(took['prefill_ms'])}; {took['completion']} out, "
+        f"{_milliseconds(took['decode_ms'])}; ended by {took['finish_reason']}"
+    )
 
 
 def _milliseconds(value: float | None) -> str:

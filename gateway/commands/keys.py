@@ -86,6 +86,7 @@ keys.add_command(signing)
     help="What it may do; may be repeated.",
 )  # fmt: skip
 @click.option("--requests-per-s", type=click.FloatRange(0, min_open=True), help="Its own limit, within its tenant's.")
+@click.option("--tokens-per-s", type=click.FloatRange(0, min_open=True), help="Tokens of generations, in and out.")
 @click.option("--bytes-per-s", type=click.FloatRange(0, min_open=True), help="Bytes of tensors, both ways together.")
 @click.option("--pool-s-per-s", type=click.FloatRange(0), help="Seconds of pool compute a second.")
 @click.option("--edge-s-per-s", type=click.FloatRange(0), help="Seconds of edge compute a second.")

@@ -30,6 +30,7 @@ class GrantConfig(Section):
     )
     requests_per_s: float | None = Field(None, gt=0, description="Requests a second; none: its tenant's limit only.")
     bytes_per_s: float | None = Field(None, gt=0, description="Bytes of tensors a second, both ways together.")
+    tokens_per_s: float | None = Field(None, gt=0, description="Tokens of generations a second, in and out together.")
     pool_s_per_s: float | None = Field(None, ge=0, description="Seconds of pool compute a second.")
     edge_s_per_s: float | None = Field(None, ge=0, description="Seconds of edge compute a second.")
     max_in_flight: int | None = Field(None, gt=0, description="Its requests in flight at once.")
@@ -44,6 +45,7 @@ class GrantConfig(Section):
         limits = UsageLimits(
             requests_per_s=self.requests_per_s,
             bytes_per_s=self.bytes_per_s,
+            tokens_per_s=self.tokens_per_s,
             pool_s_per_s=self.pool_s_per_s,
             edge_s_per_s=self.edge_s_per_s,
             max_in_flight=self.max_in_flight,

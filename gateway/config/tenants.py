@@ -37,11 +37,17 @@ class TenantConfig(Section):
     bytes_per_s: float | None = Field(
         None, gt=0, description="Bytes of tensors a second, both ways together; beyond, it waits; none: no limit."
     )
+    tokens_per_s: float | None = Field(
+        None,
+        gt=0,
+        description="Tokens of generations a second, prompts and answers together; a minute's worth may come at once; "
+        "none: no limit.",
+    )
 
     @property
     def spec(self) -> TenantSpec:
-        rates = (self.pool_s_per_s, self.edge_s_per_s, self.requests_per_s, self.bytes_per_s)
-        pool, edge, requests, octets = (inf if rate is None else rate for rate in rates)
+        rates = (self.pool_s_per_s, self.edge_s_per_s, self.requests_per_s, self.bytes_per_s, self.tokens_per_s)
+        pool, edge, requests, octets, tokens = (inf if rate is None else rate for rate in rates)
         return TenantSpec(
             weight=self.weight,
             pool_s_per_s=pool,
@@ -50,4 +56,5 @@ class TenantConfig(Section):
             max_in_flight=self.max_in_flight,
             requests_per_s=requests,
             bytes_per_s=octets,
+            tokens_per_s=tokens,
         )

@@ -10,7 +10,8 @@ from typing import Any
 
 from gateway.core.history.recorder import trace_id_of
 from gateway.serving.work_estimate import WorkDescription
-from tidegate.outcome import Outcome
+from tidegate.generate.usage import usage_if_generated
+from tidegate.outcome import BadAnswer, Outcome
 from tidegate.types import Call, Reply
 
 Write = Callable[..., None]  # an event's name and its fields
@@ -55,6 +56,7 @@ class AccessLog:
             fallback=bool(route and route.fallback),
             provisional=bool(route and route.provisional),
             budget_left_ms=None if left_s is None else _ms(left_s),
+            **_tokens(reply, now - call.arrived_at),
         )
 
     def ended(self, call: Call, error: BaseException, now: float) -> None:
@@ -85,6 +87,28 @@ class AccessLog:
             "latency_ms": _ms(now - call.arrived_at),
             **({"trace_id": trace_id} if (trace_id := trace_id_of(call)) else {}),
         }
+
+
+def _tokens(reply: Reply, latency_s: float) -> dict[str, Any]:
+    """What a generation took, where the answer is one; where it was streamed, how fast its tokens came too."""
+    try:
+        usage = usage_if_generated(reply.response)
+    except BadAnswer:  # its front refuses it
+        return {}
+    if usage is None:
+        return {}
+    found: dict[str, Any] = {
+        "prompt_tokens": usage.prompt_tokens,
+        "cached_tokens": usage.cached_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "finish_reason": usage.finish_reason,
+    }
+    first_s = reply.first_token_s
+    if first_s is not None:
+        found["first_token_ms"] = _ms(first_s)
+        if usage.completion_tokens > 1 and latency_s > first_s:
+            found["tokens_per_s"] = round((usage.completion_tokens - 1) / (latency_s - first_s), 1)
+    return found
 
 
 def _ms(seconds: float) -> float:

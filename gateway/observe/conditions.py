@@ -17,6 +17,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.name_claims import NameClaims
 from gateway.core.fleet.target import TargetView
 from gateway.core.health.degradation import Condition
+from tidegate.estimate.stall_cost import StallCost
 
 MOST_SERIES: Final = 500
 
@@ -52,6 +53,11 @@ def name_conditions(claims: NameClaims, now: float) -> list[OtherCondition]:
         OtherCondition(f"edge/{one.device}", "name_conflict", one.since, one.evidence(now))
         for one in claims.standing(now)
     ]
+
+
+def loop_conditions(gateway: str, cost: StallCost) -> list[OtherCondition]:
+    """The condition of a gateway whose own event loop is held up, while that costs deadlines."""
+    return [OtherCondition(f"gateway/{gateway}", "loop_stalled", cost.since, cost.evidence)] if cost.evidence else []
 
 
 def conditions_json(fleet: Fleet, now: float, others: Iterable[OtherCondition] = ()) -> list[dict[str, Any]]:

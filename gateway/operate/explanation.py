@@ -74,11 +74,27 @@ def explanation_json(
         },
         **({} if others is None else {"hindsight": _hindsight(counterfactual_of(record, others), record)}),
         "end": _answer(end.route) if isinstance(end, AnswerRecord) else {"error": end},
+        **({} if (usage := _usage(record)) is None else {"tokens": usage}),
         "outcome": record.outcome,
         "ended": record.ended,
         "tried": list(record.tried()),
         "late": record.late,
         "elapsed_ms": _ms(record.elapsed_s),
+    }
+
+
+def _usage(record: RequestRecord) -> dict[str, Any] | None:
+    """What a generation took; None of any other request."""
+    usage = None if record.answer is None else record.answer.usage
+    if usage is None:
+        return None
+    return {
+        "prompt": usage.prompt_tokens,
+        "cached": usage.cached_tokens,
+        "completion": usage.completion_tokens,
+        "finish_reason": usage.finish_reason,
+        "prefill_ms": _ms(usage.prefill_s),
+        "decode_ms": _ms(usage.decode_s),
     }
 
 

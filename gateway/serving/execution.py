@@ -46,7 +46,8 @@ from gateway.serving.confidence_policy import ConfidencePolicy
 from gateway.serving.context import DispatchContext
 from gateway.serving.work_estimate import tensor_bytes
 from tidegate import clock
-from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
+from tidegate.generate.usage import Usage, usage_if_generated
+from tidegate.outcome import BadAnswer, Disconnected, InternalError, ServeError, Unreachable
 from tidegate.tracing.propagation import outgoing_context
 from tidegate.types import Accepted, Call, InferRequest, Reply
 
@@ -334,9 +335,9 @@ class RequestExecution:
             end.error.attempted = bool(self._machine.reasons)
             end.error.request_id = self._remember(f"{end.error.code}: {end.error.message}", now)
             raise end.error
-        request_id = self._remember(AnswerRecord(end.attempt, end.route), now)
         assert self._call.deadline is not None
         reply, link_s, answered_at = self._answers[end.attempt]
+        request_id = self._remember(AnswerRecord(end.attempt, end.route, _usage(reply)), now)
         route = end.route
         if route.provisional:
             answered_at = now  # it waited for a better one
@@ -420,3 +421,11 @@ class RequestExecution:
 
     def __repr__(self) -> str:
         return f"<RequestExecution {self._request.id or '-'} {self._machine!r}>"
+
+
+def _usage(reply: Reply) -> Usage | None:
+    """What a generation took; None of any other answer, and of one whose counts its front will refuse."""
+    try:
+        return usage_if_generated(reply.response)
+    except BadAnswer:
+        return None

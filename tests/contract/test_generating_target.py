@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -282,6 +284,9 @@ async def test_what_cannot_be_done_is_refused_with_numbers_and_a_way_out(serving
         late = await refusal(budget_s=0.0005, prompt=tuple(range(3, 103)), max_tokens=20)
         assert isinstance(late, DeadlineExceeded)
 
+        schema = await refusal(schema='{"type": "object"}')
+        assert isinstance(schema, InvalidRequest) and "follows no JSON schema" in schema.message
+
         text = Tensor("text_input", Datatype.BYTES, (1,), b"\x02\x00\x00\x00hi")
         for wrong in (
             InferRequest("talker", (text,)),
@@ -346,3 +351,32 @@ async def test_a_target_that_drains_answers_what_has_begun(serving: Serving) -> 
         await served.life.aclose()
 
         assert task.done() and len(ids_in(await task)) == 100
+
+
+async def test_nothing_is_left_of_a_crowd_that_comes_and_goes_and_reads_slowly(serving: Serving) -> None:
+    async with serving(slots=8, step_ms=0.5, cache_bytes=2**10, keys={"generation_cache_bytes": 2**20}) as served:
+        chance = Random(7)
+        before, ends = len(asyncio.all_tasks()), Counter[str]()
+        room = asyncio.Semaphore(40)
+
+        async def caller(number: int) -> None:
+            async with room:
+                stream, kind = TokenStream(window=chance.choice([4, 16, 256])), chance.random()
+                prompt = tuple(chance.randrange(3, 999) for _ in range(chance.randint(1, 64)))
+                budget_s = chance.choice([0.05, 5.0, 30.0])
+                asked = served.ask(
+                    chance.randint(1, 100), stream, prompt=prompt, budget_s=budget_s, priority=number % 5
+                )
+                if kind < 0.33:
+                    await clock.sleep(0.1 * chance.random())
+                    asked.cancel()
+                while await stream.take():
+                    await clock.sleep(0.02 * chance.random() if kind > 0.9 else 0.0)
+                (end,) = await asyncio.gather(asked, return_exceptions=True)
+                ends[type(end).__name__] += 1
+
+        await asyncio.gather(*[caller(number) for number in range(200)])
+        assert set(ends) <= {"Reply", "CancelledError", "DeadlineExceeded", "Overloaded"} and ends["Reply"] > 40, ends
+        await eventually(lambda: served.load == (0, 0))
+        await eventually(lambda: len(asyncio.all_tasks()) <= before)
+        assert len(ids_in(await served.ask(20))) == 20

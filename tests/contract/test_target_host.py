@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -35,10 +36,16 @@ INT8 = replace(double_manifest().variants[0], name="small", precision="int8", ma
 FP32 = replace(INT8, name="full", precision="fp32")
 NAMED_INT8 = replace(FP32, name="int8")  # its name is another variant's precision
 MODEL = replace(double_manifest(), variants=(INT8, FP32))
+missed: list[tuple[float, float]] = []  # (arrived, ended) of calls past their deadline
+takes_s = [0.010]  # the last is what a call takes in a worker
 
 
 def worker(name: str) -> FakeWorker:
-    return FakeWorker(name, service_s=lambda _: 0.010)
+    return FakeWorker(name, service_s=lambda _: takes_s[-1])
+
+
+def note(arrived_at: float, ended_at: float) -> None:
+    missed.append((arrived_at, ended_at))
 
 
 @asynccontextmanager
@@ -60,7 +67,7 @@ async def edge(manifest: Manifest) -> AsyncIterator[TargetHost[Any]]:
     async with AsyncExitStack() as stack:
         scheduler = await stack.enter_async_context(EdgeScheduler(EdgeQueue(max_size=8)))
         await stack.enter_async_context(runner)
-        yield EdgeHost("one", [runner], scheduler, epoch=lambda: 7)
+        yield EdgeHost("one", [runner], scheduler, epoch=lambda: 7, on_missed=note)
 
 
 @asynccontextmanager
@@ -74,7 +81,9 @@ async def pool(manifest: Manifest) -> AsyncIterator[TargetHost[Any]]:
             new_backoff=lambda: Backoff(lambda: 0.5, base_s=1.0),
         )
         async with supervisor:
-            yield PoolHost("one", loadables, scheduler, supervisor, epoch=7)
+            yield PoolHost(
+                "one", loadables, scheduler, supervisor, epoch=7, on_missed=lambda *times: missed.append(times)
+            )
 
 
 TARGETS = {"edge": edge, "pool": pool}
@@ -159,6 +168,28 @@ def test_an_answer_says_where_it_was_computed_and_how_busy_the_target_is(target:
             assert (second.load.epoch, second.load.sequence - first.load.sequence) == (7, 1)
 
     check()
+
+
+def test_a_call_that_ends_past_its_deadline_is_told_and_one_in_time_is_not(target: Target) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        missed.clear()
+        async with target(MODEL) as host:
+            await host.infer(call())
+            assert missed == []
+
+            takes_s.append(5.0)
+            arrived_at = clock.now()
+            waiting = asyncio.create_task(host.infer(call()))
+            await clock.sleep(1.5)
+            waiting.cancel()  # as a gateway does whose own deadline is over
+            await asyncio.wait([waiting])
+            assert missed == [(arrived_at, pytest.approx(arrived_at + 1.5, abs=0.51))]
+
+    try:
+        check()
+    finally:
+        del takes_s[1:]
 
 
 def test_a_draining_target_refuses_new_calls(target: Target) -> None:

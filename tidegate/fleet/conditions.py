@@ -34,6 +34,9 @@ class DeviceConditions(msgspec.Struct, frozen=True, omit_defaults=True):
     mode: Mode = "online"  # what the device can reach, as it sees it
     kept: Annotated[int, Meta(ge=0, le=2**31 - 1)] = field(name="sf", default=0)  # things stored for a gateway
 
+    # How long its agent's event loop was held up in the last minute, while that costs deadlines.
+    held_up_s: Annotated[float, Meta(ge=0.0, le=3600.0)] = field(name="ll", default=0.0)
+
     unwritable: bool = field(name="nw", default=False)  # its disk takes nothing: full, read-only or broken
 
     @property
@@ -53,6 +56,8 @@ class DeviceConditions(msgspec.Struct, frozen=True, omit_defaults=True):
             words.append(self.mode.replace("-", " "))
         if self.unwritable:
             words.append("disk takes no writes")
+        if self.held_up_s:
+            words.append(f"event loop held up for {self.held_up_s:.1f} s of the last minute")
         if self.kept:
             words.append(f"{self.kept} things kept for a gateway")
         return "; ".join(words)

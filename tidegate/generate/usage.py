@@ -53,6 +53,12 @@ def usage_parameters(usage: Usage) -> dict[str, Parameter]:
     }
 
 
+def usage_if_generated(response: InferResponse) -> Usage | None:
+    """What an answer says it took; None of one that is no generation. Raises BadAnswer."""
+    said = response.parameters
+    return usage_of(response) if said and FINISH_KEY in said else None
+
+
 def usage_of(response: InferResponse) -> Usage:
     """What an answer says it took. Raises BadAnswer."""
     said = response.parameters

@@ -28,7 +28,7 @@ class GeneratedCounts:
     """Mutable: `ended` or `broken` once for each generation that began."""
 
     def __init__(self) -> None:
-        self.tokens: Counter[tuple[str, str]] = Counter()  # (model, kind): input, cached, output, wasted
+        self.tokens: Counter[tuple[str, str]] = Counter()  # (model, type): input, cached, output, wasted
         self.first_token_s: dict[str, Histogram] = {}  # by model: from the request's arrival here
         self.token_s: dict[str, Histogram] = {}  # by model: the mean of an answer, between two tokens
 

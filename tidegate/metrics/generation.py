@@ -12,8 +12,8 @@ from tidegate.metrics.generated import GeneratedCounts, GeneratingState
 
 def generation_families(prefix: str, counts: GeneratedCounts, states: Iterable[GeneratingState]) -> Iterator[Metric]:
     """Args: prefix: "tidegate_edge" or "tidegate_pool"."""
-    words = "Tokens by kind: input, cached (of the input), output, and wasted, whose answer nobody got."
-    yield counter(f"{prefix}_tokens", words, ("model", "kind"), counts.tokens.items())
+    words = "Tokens by type: input, cached (of the input), output, and wasted, whose answer nobody got."
+    yield counter(f"{prefix}_tokens", words, ("model", "type"), counts.tokens.items())
     words = "From a request's arrival here to its first token."
     firsts = (((model,), one) for model, one in counts.first_token_s.items())
     yield histogram(f"{prefix}_first_token_seconds", words, ("model",), firsts)

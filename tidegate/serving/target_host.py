@@ -50,6 +50,7 @@ class TargetHost(Generic[M]):
         queue: the queue whose load is reported.
         epoch: the number of this process's session, larger than that of the session before.
         check_open: raises a ServeError while the target takes no new work.
+        on_missed: called with the arrival and the end of each call that ended past its deadline.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class TargetHost(Generic[M]):
         epoch: Callable[[], int],
         check_open: Callable[[], None] = lambda: None,
         traces: ServedTraces | None = None,
+        on_missed: Callable[[float, float], None] = lambda _arrived_at, _ended_at: None,
     ) -> None:
         self.served = ServedCounts()
         self.models = models
@@ -69,6 +71,7 @@ class TargetHost(Generic[M]):
         self._epoch = epoch
         self._check_open = check_open
         self._traces = traces or ServedTraces(server_name, random.getrandbits)
+        self._on_missed = on_missed
         self._sequence = count(1)
         self._draining = False
 
@@ -137,11 +140,18 @@ class TargetHost(Generic[M]):
             self.served.ended(manifest.name, manifest.version, Outcome.of(error))
             self._traces.ended(trace, call, error)
             model.ended(clock.now() - began_at, error)
+            self._check_in_time(manifest, call)
             raise
         model.ended(clock.now() - began_at, None)
+        self._check_in_time(manifest, call)
         self.served.answered(manifest.name, manifest.version, reply)
         self._traces.answered(trace, call, reply)
         return reply
+
+    def _check_in_time(self, manifest: Manifest, call: Call) -> None:
+        now = clock.now()
+        if now >= _deadline(manifest, call):
+            self._on_missed(call.arrived_at, now)
 
     async def _answer(self, model: M, call: Call, trace: Trace | None) -> Reply:
         if self._draining:
@@ -150,7 +160,7 @@ class TargetHost(Generic[M]):
         manifest, request = model.manifest, call.request
         work = work_of(manifest, request)
         variant = model.choose(self._demanded(model, call.variant), work, call.variant)
-        deadline = call.arrived_at + manifest.default_budget_s if call.deadline is None else call.deadline
+        deadline = _deadline(manifest, call)
         arrays = {tensor.name: tensor_to_array(tensor) for tensor in request.inputs}
         computed = await model.compute(Computation(call, arrays, variant, work, deadline, trace))
         return Reply(
@@ -179,6 +189,10 @@ class TargetHost(Generic[M]):
             return by_precision
         here = ", ".join(one.name for one in model.variants)
         raise NotSupported(f"{self._server_name} has no variant {demanded!r} of {model.label!r} (here: {here})")
+
+
+def _deadline(manifest: Manifest, call: Call) -> float:
+    return call.arrived_at + manifest.default_budget_s if call.deadline is None else call.deadline
 
 
 def _response(manifest: Manifest, request: InferRequest, computed: Computed) -> InferResponse:

@@ -31,7 +31,8 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
     """The outputs of a computation, and how they came about.
 
     `withheld` are outputs that are sent only when the request names them. `degraded` says that a lesser variant
-    answered than the one that normally would have. `parameters` are the answer's.
+    answered than the one that normally would have. `parameters` are the answer's. `pace_s` is the time by which answers
+    of different lengths can be compared, where `compute_s` is not.
     """
 
     outputs: Mapping[str, NDArray[Any]]
@@ -42,6 +43,7 @@ class Computed(msgspec.Struct, frozen=True, eq=False):
     degraded: bool = False
     withheld: frozenset[str] = frozenset()
     parameters: Parameters = NO_PARAMETERS
+    pace_s: float | None = None
 
 
 class TargetModel(Protocol):

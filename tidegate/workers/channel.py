@@ -124,13 +124,14 @@ class EngineLoaded(WorkerMessage, frozen=True, tag="loaded"):
 
 class RunCompleted(WorkerMessage, frozen=True, tag="computed"):
     """Child → parent: the payload, or `segment`, holds the outputs. `peak_bytes`: beyond what was held before, if it
-    was measured."""
+    was measured. `gc_s`: what garbage collections took since the last such answer."""
 
     id: int
     compute_s: float
     arrays: tuple[ArraySpec, ...] = ()
     peak_bytes: int | None = None
     segment: int = -1
+    gc_s: float = 0.0
 
 
 class RunSkipped(WorkerMessage, frozen=True, tag="skipped"):

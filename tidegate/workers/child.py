@@ -65,6 +65,7 @@ from tidegate.workers.channel import (
     RunSkipped,
     WorkerHello,
 )
+from tidegate.workers.collection_timer import CollectionTimer
 from tidegate.workers.generation.messages import (
     BeginSequence,
     CancelSequence,
@@ -144,6 +145,7 @@ class ComputeServer:
         self._generative: dict[str, GenerativeEngine] = {}
         self._sequences = SequenceLoop(self._generative, sock.sendall, channel.pack)
         self._meter = Meter()
+        self._collections = CollectionTimer()
 
     def prepare(self, message: LoadEngine | RunEngine, arrays: Arrays) -> Arrays:
         """What the engine can do for a call before its turn, in the reader's thread: send it to the device."""
@@ -152,6 +154,7 @@ class ComputeServer:
         return arrays if prepare is None else prepare(arrays)
 
     def serve(self, inbox: CallQueue) -> NoReturn:
+        self._collections.start()
         self._sock.sendall(channel.pack(WorkerHello(os.getpid())))
         while True:
             entry = inbox.take_if_any() if self._sequences.due else inbox.take()
@@ -230,7 +233,8 @@ class ComputeServer:
             raise EngineError(f"no engine is loaded under {message.key!r}")
         outputs, compute_s, peak_bytes = self._meter.run(message.key, engine, arrays)
         return self._handover.frame(
-            RunCompleted(message.id, compute_s, peak_bytes=peak_bytes), channel.lay_out(outputs)
+            RunCompleted(message.id, compute_s, peak_bytes=peak_bytes, gc_s=self._collections.take_s()),
+            channel.lay_out(outputs),
         )
 
     def __repr__(self) -> str:

@@ -191,6 +191,7 @@ class WorkerProcess:
         sandbox: SandboxMode = "auto",
     ) -> None:
         self.name = name
+        self.collected_s = 0.0  # by the child's garbage collections, as far as its answers told
         self._sandbox = sandbox
         self._scratch = ""
         self._share_from_bytes = share_from_bytes
@@ -306,6 +307,7 @@ class WorkerProcess:
             raise TooLarge(str(error)) from error
         if not isinstance(answer, channel.RunCompleted):
             raise self._failure(answer)
+        self.collected_s += answer.gc_s
         try:
             return ComputeResult(channel.unpack(answer.arrays, payload), answer.compute_s, answer.peak_bytes)
         except FrameError as error:
@@ -331,7 +333,8 @@ class WorkerProcess:
             first_token_s: the same for the first token; None: as between two.
 
         Raises:
-            InternalError: the engine refused it or failed, or there is none under `key`; the worker lives on.
+            InvalidRequest: the engine refused it, since it asks for what the engine cannot do.
+            InternalError: the engine failed, or there is none under `key`; the worker lives on.
             OutOfMemory: the engine had too little memory for it; the worker lives on.
             TooLarge: the prompt or the schema is too large to travel.
             WorkerDied: the child is gone.
@@ -442,7 +445,8 @@ class WorkerProcess:
         """Raises FrameError, or WorkerDied."""
         if not self.alive or self._socket is None:
             raise WorkerDied(self._obituary())
-        self._socket.write(channel.pack_sequence(message, prompt))
+        if not self._socket.is_closing():  # else it has died, and all of its sequences fail once it is reaped
+            self._socket.write(channel.pack_sequence(message, prompt))
 
     def _deliver(self, message: channel.Answer, payload: Buffer) -> None:
         call_id = _HELLO if isinstance(message, channel.WorkerHello) else message.id

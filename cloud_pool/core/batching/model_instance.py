@@ -18,6 +18,7 @@ import msgspec
 from cloud_pool.core.batching.batcher import Batcher
 from cloud_pool.core.batching.grouping import WorkShape
 from cloud_pool.core.batching.latency_model import LatencyModel
+from cloud_pool.core.batching.latency_targets import answer_target_s
 from cloud_pool.core.batching.packing import layout_of
 from cloud_pool.core.batching.padding import Arrays, Extent
 from cloud_pool.core.batching.queue_policy import QueuePolicies
@@ -52,6 +53,7 @@ class ModelInstance:
         self.cost = tuple(cost)
         self.layout = layout_of(manifest, variant)
         self.service = LatencyModel(cost)
+        self.latency_target_s = answer_target_s(manifest.default_budget_s, self.cost)
         self.memory = LaneMemory(Footprint(expected_bytes_per_unit(manifest, variant)))
         self.statistics = ModelStatistics(manifest.name, manifest.version)
         self._max_rows = min(batching.max_batch_size, variant.max_batch or batching.max_batch_size)

@@ -19,7 +19,7 @@ Hysteresis: each knob rests for `dwell_s` after a turn. Each turn is returned wi
 metrics, and is at most one step: the effect of one step is seen before the next.
 
 Invariants: the cap is in {1, 1/2, 1/4, 1/8}; concurrency is at least 1 and at most the workers; precision is full
-unless allowed. Without a target latency turns nothing. Pure.
+unless allowed. Latency is read as a share of the target, since models of one pool may have several. Pure.
 
 Source: hysteresis and dwell as in any thermostat; one step at a time as in additive increase.
 """
@@ -40,13 +40,11 @@ _FITS: Final = 0.8  # of the device's time, by prediction, after the full varian
 @dataclass(frozen=True, slots=True)
 class ControlLimits:
     """Args:
-    latency_target_s: seconds that 99 of 100 answers should keep, from arrival to answer in the pool; infinity: none.
     memory_ratio, memory_gap: shares of the memory that may be used; the gap is how far its use must fall.
     idle_ratio: share of the devices' time.
     calm_ratio: share of the target.
     """
 
-    latency_target_s: float = inf
     memory_ratio: float = 0.9
     memory_gap: float = 0.1
     idle_ratio: float = 0.5
@@ -58,15 +56,17 @@ class ControlLimits:
 
 @dataclass(frozen=True, slots=True)
 class ControlReadings:
-    """Readings since the last look. `p99_s` is None where answers were too few; `batch_s` is the p99 of the batches.
+    """Readings since the last look.
 
+    `p99_ratio` is the p99 of the answers, from arrival to answer, as a share of their models' latency target; None
+    where answers were too few. `batch_ratio` is the p99 of the batches that could have been smaller, likewise.
     `full_cost_ratio`: how much longer the full variant computes than the lesser one.
     """
 
     busy_ratio: float
     memory_ratio: float
-    p99_s: float | None
-    batch_s: float
+    p99_ratio: float | None
+    batch_ratio: float
     workers: int
     full_cost_ratio: float = 1.0
 
@@ -110,10 +110,10 @@ class AdaptiveControl:
         return [action for action in actions if action is not None]
 
     def _is_late(self, seen: ControlReadings) -> bool:
-        return seen.p99_s is not None and seen.p99_s > self._limits.latency_target_s
+        return seen.p99_ratio is not None and seen.p99_ratio > 1.0
 
     def _is_calm(self, seen: ControlReadings) -> bool:
-        return seen.p99_s is None or seen.p99_s < self._limits.calm_ratio * self._limits.latency_target_s
+        return seen.p99_ratio is None or seen.p99_ratio < self._limits.calm_ratio
 
     def _turn_for_memory(self, seen: ControlReadings, now: float) -> ControlAction | None:
         high, low = self._limits.memory_ratio, self._limits.memory_ratio - self._limits.memory_gap
@@ -129,18 +129,19 @@ class AdaptiveControl:
         return None
 
     def _turn_for_latency(self, seen: ControlReadings, now: float) -> ControlAction | None:
-        target = self._limits.latency_target_s
-        by_batches = seen.batch_s > _BATCH_SHARE * target
+        by_batches = seen.batch_ratio > _BATCH_SHARE
         if self._is_late(seen) and by_batches and seen.busy_ratio < 1.0 - 1e-9:
-            return self._cap(self.batch_cap_ratio / 2, now, f"p99 {_ms(seen.p99_s)}, batches {_ms(seen.batch_s)}")
+            return self._cap(
+                self.batch_cap_ratio / 2, now, f"p99 {_share(seen.p99_ratio)}, batches {seen.batch_ratio:.0%}"
+            )
         if self.batch_cap_ratio == 1.0 or seen.memory_ratio > self._limits.memory_ratio - self._limits.memory_gap:
             return None
         if self._is_late(seen):  # late because of waiting: larger batches get more done
-            return self._cap(self.batch_cap_ratio * 2, now, f"p99 {_ms(seen.p99_s)} by waiting")
+            return self._cap(self.batch_cap_ratio * 2, now, f"p99 {_share(seen.p99_ratio)} by waiting")
         if seen.busy_ratio < self._limits.idle_ratio:
             return self._cap(self.batch_cap_ratio * 2, now, f"busy {seen.busy_ratio:.0%}")
-        if target < inf and self._is_calm(seen):
-            return self._cap(self.batch_cap_ratio * 2, now, f"p99 {_ms(seen.p99_s)}")
+        if self._is_calm(seen):
+            return self._cap(self.batch_cap_ratio * 2, now, f"p99 {_share(seen.p99_ratio)}")
         return None
 
     def _turn_precision(self, seen: ControlReadings, now: float) -> ControlAction | None:
@@ -149,13 +150,13 @@ class AdaptiveControl:
             return None
         # Where all workers are busy all the time, answers are late by waiting: no cap is turned down then, and a pool
         # that waited for one would never lessen its precision when that helps most.
-        by_batches = seen.batch_s > _BATCH_SHARE * limits.latency_target_s and seen.busy_ratio < 1.0 - 1e-9
+        by_batches = seen.batch_ratio > _BATCH_SHARE and seen.busy_ratio < 1.0 - 1e-9
         cap_could_help = by_batches and self.batch_cap_ratio > LEAST_CAP
         if not self.degraded and not cap_could_help and now - self._late_since >= limits.patience_s:
-            return self._degrade(True, now, f"p99 {_ms(seen.p99_s)} over {_ms(limits.latency_target_s)}")
+            return self._degrade(True, now, f"p99 {_share(seen.p99_ratio)}")
         fits = seen.busy_ratio * seen.full_cost_ratio < _FITS
         if self.degraded and fits and now - self._calm_since >= limits.patience_s:
-            return self._degrade(False, now, f"p99 {_ms(seen.p99_s)}, busy {seen.busy_ratio:.0%}")
+            return self._degrade(False, now, f"p99 {_share(seen.p99_ratio)}, busy {seen.busy_ratio:.0%}")
         return None
 
     def _may_turn(self, knob: Knob, now: float) -> bool:
@@ -187,5 +188,5 @@ class AdaptiveControl:
         return f"<AdaptiveControl batches x{self.batch_cap_ratio:g}, {self.held_back} held back, {precision} precision>"
 
 
-def _ms(seconds: float | None) -> str:
-    return "of too few answers" if seconds is None else f"{seconds * 1e3:.0f} ms"
+def _share(ratio: float | None) -> str:
+    return "of too few answers" if ratio is None else f"{ratio:.0%} of its target"

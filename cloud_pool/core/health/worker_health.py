@@ -10,7 +10,8 @@ the last `window` checks:
     drift   batches take longer than their cost table predicts, by more than in the worker's first hour, and by more
             than those of its peers do now: what makes all slow at once is no worker's fault. CUSUM over the median
             log-residual of each check, clipped at 3 sigma.
-    p99     of the last batches is over a limit in seconds, where one is given
+    p99     of the last batches is over a limit: one in seconds, or the model's own (`latency_targets.py`), which is
+            lengthened by what slows all workers at once
     memory  more than `rss_ratio` times what it was when warm
     leak    memory grows (Mann-Kendall, p < 0.01) at a rate (Sen's slope) that reaches the limit within `horizon_s`
     cpu     it keeps its cores busy while hardly a batch runs
@@ -33,9 +34,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log, sqrt
+from math import exp, inf, log, sqrt
 from statistics import median
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidegate.estimate.trend import Leak
 
@@ -56,7 +57,7 @@ class HealthLimits:
 
     Args:
         drift_level: h of the CUSUM; 9 to 12.
-        p99_s: most seconds of a batch at p99; infinity: no limit.
+        p99_s: most seconds of a batch at p99; None: each batch's own `limit_s`; infinity: no limit.
         rss_ratio: most resident memory, relative to that of the warm worker.
         horizon_s: growth counts as a leak if it reaches the limit of memory sooner than this.
         cpu_ratio: share of its threads that is busy, while batches run in less than half of the time.
@@ -64,12 +65,20 @@ class HealthLimits:
     """
 
     drift_level: float = 10.0
-    p99_s: float = inf
+    p99_s: float | None = None
     rss_ratio: float = 1.5
     horizon_s: float = 6 * 3600.0
     cpu_ratio: float = 0.95
     window: int = 6
     failures: int = 3
+
+
+class BatchTime(NamedTuple):
+    """One batch: its seconds by the cost table, those that it took, and the most that its model allows at p99."""
+
+    table_s: float
+    took_s: float
+    limit_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,7 @@ class Vitals:
     threads: int
     rss_bytes: float
     memory_limit_bytes: float = inf
-    batches: Sequence[tuple[float, float]] = ()  # (seconds by the cost table, seconds that it took)
+    batches: Sequence[BatchTime] = ()
 
 
 @dataclass(slots=True)
@@ -146,15 +155,15 @@ class WorkerHealth:
         self._limits = limits
         self._warm_rss_bytes = warm_rss_bytes
         self._leak = Leak()
-        self._took_s: deque[float] = deque(maxlen=_RECENT)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # (share of its limit, seconds that it took)
         self._strikes = {sign: StrikeCounter(limits.window, limits.failures) for sign in _SIGNS}
 
     @property
-    def p99_s(self) -> float:
-        """p99 of the last batches' seconds; 0 while they are too few."""
-        if len(self._took_s) < _FEWEST_FOR_P99:
-            return 0.0
-        return sorted(self._took_s)[int(0.99 * len(self._took_s))]
+    def p99(self) -> tuple[float, float]:
+        """The batch at the p99 of the last ones: its share of its limit, and its seconds; 0 while they are too few."""
+        if len(self._recent) < _FEWEST_FOR_P99:
+            return 0.0, 0.0
+        return sorted(self._recent)[int(0.99 * len(self._recent))]
 
     def check(self, vitals: Vitals, *, common: float = 0.0) -> str | None:
         """The complaint, which begins with the name of its sign; None while the worker is well.
@@ -163,22 +172,28 @@ class WorkerHealth:
             common: median excess of the peers' drift, 0 without peers (`common_excess`).
         """
         if vitals.batches:
-            self.drift.record(median(log(took_s / table_s) for table_s, took_s in vitals.batches), common)
-            self._took_s.extend(took_s for _, took_s in vitals.batches)
+            self.drift.record(median(log(one.took_s / one.table_s) for one in vitals.batches), common)
+            self._recent.extend((self._share(one, common), one.took_s) for one in vitals.batches)
         self._leak.record(vitals.elapsed_s, vitals.rss_bytes)
         found = self._signs(vitals)
         shown = [f"{sign}: {found[sign]}" for sign in _SIGNS if self._strikes[sign].record(bool(found.get(sign)))]
         self.complaint = next((words for words in shown if not words.endswith(": None")), None)
         return self.complaint
 
+    def _share(self, batch: BatchTime, common: float) -> float:
+        """How much of its limit a batch took."""
+        if self._limits.p99_s is not None:
+            return batch.took_s / self._limits.p99_s
+        return batch.took_s / (batch.limit_s * exp(max(0.0, common)))  # what slows all workers is no worker's fault
+
     def _signs(self, vitals: Vitals) -> dict[str, str | None]:
-        limits, rss = self._limits, vitals.rss_bytes
+        limits, rss, (share, p99_s) = self._limits, vitals.rss_bytes, self.p99
         reaches_in_s = self._leak.limit_in_s(vitals.memory_limit_bytes)
         cpu_ratio = vitals.cpu_s / (vitals.elapsed_s * max(1, vitals.threads))
         spins = cpu_ratio > limits.cpu_ratio and vitals.busy_s < _IDLE_RATIO * vitals.elapsed_s
         return {
             "drift": f"{self.drift.excess or 0.0:+.0%} over its normal" if self.drift.alarms else None,
-            "p99": f"{self.p99_s:.3g} s" if self.p99_s > limits.p99_s else None,
+            "p99": f"{p99_s:.3g} s, limit {p99_s / share:.3g} s" if share > 1.0 else None,
             "memory": f"{rss / 1e6:.0f} MB, warm it had {self._warm_rss_bytes / 1e6:.0f}"
             if rss > limits.rss_ratio * self._warm_rss_bytes
             else None,

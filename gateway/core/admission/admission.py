@@ -133,6 +133,11 @@ class Admission:
         """The refusal of a request before it is read: its tenant asks, or sends, more than it may."""
         return self._refuse("over-budget", f"tenant {quota.name!r} has used up its requests or bytes", wait_s)
 
+    def refuse_over_tokens(self, quota: TenantQuota, tokens: int, wait_s: float) -> Overloaded:
+        """The refusal of a generation whose tenant can pay for its tokens in `wait_s`."""
+        why = f"tenant {quota.name!r} has used up its tokens: {tokens} are asked for, fewer max_tokens take less"
+        return self._refuse("over-budget", why, wait_s)
+
     def _over_budget(self, quota: TenantQuota, now: float) -> Overloaded | None:
         if quota.limitless:
             return None

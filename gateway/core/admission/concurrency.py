@@ -14,6 +14,9 @@ and how long it was computed, so the link is left out altogether:
 while queues and requests in flight move against each other: then the queues are made by others (a hot device, other
 gateways), and letting fewer in would not shorten them (the correlation guard).
 
+A generation holds a place for as long as all of its tokens take, so few end and the limit would learn slowly what
+targets say outright: how many they take at a time. It never falls below that.
+
 Chosen over AIMD because it settles instead of sawing, and over a PID since it has nothing to tune. Which requests are
 refused is not its business: it is a last bound above the cut levels, with room of half as much again for the most
 urgent level.
@@ -53,11 +56,19 @@ class AdaptiveLimit:
     """Mutable: `try_acquire` and `release` as a fixed limit; `answered` and `dropped` teach it."""
 
     def __init__(
-        self, cap: int, *, start: int = 128, targets: Callable[[], int] = lambda: 0, fixed: bool = False
+        self,
+        cap: int,
+        *,
+        start: int = 128,
+        targets: Callable[[], int] = lambda: 0,
+        slots: Callable[[], int] = lambda: 0,
+        fixed: bool = False,
     ) -> None:
         """Args:
         cap: the most that may ever be inside.
         targets: how many there are, each good for a few requests.
+        slots: the generations that they take at a time, all together. O(1): it is asked for each request that would be
+            refused.
         fixed: stay at the cap, whatever is learned.
         """
         if cap < 1:
@@ -67,6 +78,7 @@ class AdaptiveLimit:
         self.limit = float(cap if fixed else min(start, cap))
         self._fixed = fixed
         self._targets = targets
+        self._slots = slots
         self._usual = WindowedMin(_USUAL_WINDOW_S, _USUAL_AT_MOST)
         self._recent: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)  # (in flight, stretch) of windows
         self._most_inside = 0
@@ -77,16 +89,22 @@ class AdaptiveLimit:
     @property
     def floor(self) -> int:
         """The least that the limit falls to: enough for each target that its queue has a choice."""
-        return min(self.cap, max(_LEAST, _PER_TARGET * self._targets()))
+        return min(self.cap, max(_LEAST, _PER_TARGET * self._targets()) + self._slots())
 
     def try_acquire(self, *, urgent: bool = False) -> bool:
         """Take a place if there is one."""
-        if self.in_flight >= min(self.cap, int(self.limit * (_URGENT_ROOM if urgent else 1.0))):
+        room = _URGENT_ROOM if urgent else 1.0
+        if self.in_flight >= min(self.cap, int(self.limit * room)) and not self._raised(room):
             self._most_inside = max(self._most_inside, self.in_flight)
             return False
         self.in_flight += 1
         self._most_inside = max(self._most_inside, self.in_flight)
         return True
+
+    def _raised(self, room: float) -> bool:
+        """Whether targets have come since that take more than the limit lets in."""
+        self.limit = max(self.limit, float(min(self.cap, self._slots())))
+        return self.in_flight < min(self.cap, int(self.limit * room))
 
     def release(self) -> None:
         self.in_flight -= 1

@@ -12,6 +12,10 @@ never run. What the prediction was short of becomes a debt, which is repaid befo
 Requests and bytes are budgeted in the same way, for what compute does not show: a flood of small questions about
 metadata, or bodies that fill the link. Their bursts are one second's worth.
 
+Tokens of generations are reserved before they are made, the prompt's and as many as the answer may have, and settled
+at the end, however it came: what was not made is given back at once. Their burst is a minute's worth, since a single
+answer is many seconds'.
+
 A tenant is a name in the configuration; any other name shares the quota of `default`, so names that callers invent cost
 no memory. An authenticated tenant (`known`) has a quota of its own, as large as that of `default` where nothing else is
 configured: a storm of another tenant must not empty it. A credential with limits has a quota within its tenant's:
@@ -35,6 +39,7 @@ from gateway.core.fleet.pricing import Tier
 from tidegate.caller import NO_LIMITS, Identity, UsageLimits
 
 DEFAULT: Final = "default"
+TOKEN_BURST_S: Final = 60.0
 MAX_QUOTAS: Final = 10_000  # beyond, a new tenant shares the default
 
 
@@ -49,6 +54,7 @@ class TenantSpec:
     max_in_flight: int | None = None
     requests_per_s: float = inf
     bytes_per_s: float = inf
+    tokens_per_s: float = inf
 
 
 class TokenBucket:
@@ -105,7 +111,7 @@ class TenantQuota:
     """Mutable: one tenant's buckets, and how many of its requests are inside. `within`: the quota that pays with it."""
 
     __slots__ = (
-        "_all", "buckets", "bytes", "in_flight", "name", "requests", "spec", "spent_s", "unlimited", "within",
+        "_all", "buckets", "bytes", "in_flight", "name", "requests", "spec", "spent_s", "tokens", "unlimited", "within",
     )  # fmt: skip
 
     def __init__(self, name: str, spec: TenantSpec, within: TenantQuota | None = None) -> None:
@@ -127,6 +133,7 @@ class TenantQuota:
         }
         self.requests = TokenBucket(spec.requests_per_s, max(1.0, spec.requests_per_s))
         self.bytes = TokenBucket(spec.bytes_per_s, spec.bytes_per_s)
+        self.tokens = TokenBucket(spec.tokens_per_s, TOKEN_BURST_S * spec.tokens_per_s)
 
     @property
     def limitless(self) -> bool:
@@ -175,6 +182,20 @@ class TenantQuota:
         for one in self._all:
             one.bytes.spend(size_bytes, now)
 
+    def reserve(self, tokens: int, now: float) -> float:
+        """Pay for so many tokens of a generation; how long it has to wait instead where they cannot be paid."""
+        if self.limitless:
+            return 0.0
+        wait_s = max([one.tokens.wait_s(tokens, now) for one in self._all])
+        if wait_s <= 0.0:
+            self.settle(-tokens, now)
+        return wait_s
+
+    def settle(self, tokens: int, now: float) -> None:
+        """Give back tokens that were reserved and not made."""
+        for one in self._all:
+            one.tokens.spend(-tokens, now)
+
     def __repr__(self) -> str:
         return f"<TenantQuota {self.name} {self.in_flight} in flight, {self.buckets}>"
 
@@ -222,8 +243,8 @@ class TenantQuotas:
 
 
 def _spec_of(limits: UsageLimits, weight: float) -> TenantSpec:
-    rates = (limits.pool_s_per_s, limits.edge_s_per_s, limits.requests_per_s, limits.bytes_per_s)
-    pool, edge, requests, octets = (inf if rate is None else rate for rate in rates)
+    rates = (limits.pool_s_per_s, limits.edge_s_per_s, limits.requests_per_s, limits.bytes_per_s, limits.tokens_per_s)
+    pool, edge, requests, octets, tokens = (inf if rate is None else rate for rate in rates)
     return TenantSpec(
         weight=weight,
         pool_s_per_s=pool,
@@ -232,4 +253,5 @@ def _spec_of(limits: UsageLimits, weight: float) -> TenantSpec:
         max_in_flight=limits.max_in_flight,
         requests_per_s=requests,
         bytes_per_s=octets,
+        tokens_per_s=tokens,
     )

@@ -83,6 +83,8 @@ class Fleet:
         self._coverage: dict[Tier, IntervalWidth] = {"edge": IntervalWidth(), "pool": IntervalWidth()}
         self._index: dict[tuple[str, str], OfferIndex] = {}
         self._indexed: dict[str, list[OfferKey]] = {}  # by target: its entries in the index
+        self._slots: dict[str, int] = {}  # by target that generates: how many generations at a time
+        self.slots = 0  # of all of them together
         self._redialled_by = 0.0  # until then a link that was lost just now may be back
         self.scarcity = 1.0  # how many times its plain price the cloud costs
         self._cloud: set[str] = set()  # targets whose price it is
@@ -385,8 +387,15 @@ class Fleet:
         for (model, version, variant), one in ready.items():
             self._index.setdefault((model, version), OfferIndex()).put((target.id, variant), one)
         self._indexed[target.id] = list(ready)
+        self._have_slots(target.id, sum(one.variant.slots for one in ready.values()))
+
+    def _have_slots(self, target_id: str, slots: int) -> None:
+        self.slots += slots - self._slots.pop(target_id, 0)
+        if slots:
+            self._slots[target_id] = slots
 
     def _unlist(self, target_id: str) -> None:
+        self._have_slots(target_id, 0)
         for key in self._indexed.pop(target_id, ()):
             self._drop(target_id, key)
 

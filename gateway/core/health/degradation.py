@@ -12,6 +12,7 @@ number is still an answer. A condition is the name of such a decay, since when, 
     queue_buildup  the wait is long and grows           no hedges go there
     error_burst    failures come in numbers             no hedges go there
     stalled        promises answers and gives none      its breaker opens (`progress.py`)
+    loop_stalled   its agent says that its event loop is held up and deadlines are missed   none: a second attempt helps
     worker_lost    it says that a worker hung or died   none: what follows from it is seen otherwise
 
 Levers are mild on purpose: predictions already hold what answers have shown, so a condition changes what they cannot
@@ -39,13 +40,14 @@ from gateway.core.health.detectors import (
     QueueDetector,
     SpeedDetector,
     overheating_reason,
+    stalled_loop_reason,
 )
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.offers import SERVING, ModelOffer
 
 Name = Literal[
     "slow_drift", "memory_leak", "link_regime", "cold_cache", "thermal", "queue_buildup", "error_burst", "stalled",
-    "worker_lost",
+    "worker_lost", "loop_stalled",
 ]  # fmt: skip
 NAMES: Final[tuple[Name, ...]] = get_args(Name)
 Variant = tuple[str, str, str]  # model, version, variant
@@ -155,6 +157,7 @@ class Degradation:
         if conditions is not UNTOLD or active:
             self._judge("memory_leak", self._memory.look(conditions, now), now)
             self._judge("thermal", overheating_reason(conditions, raised="thermal" in active), now)
+            self._judge("loop_stalled", stalled_loop_reason(conditions), now)
         if active:
             self._look_again(now)
 

@@ -276,3 +276,9 @@ def overheating_reason(conditions: DeviceConditions, *, raised: bool) -> str:
     if conditions.throttled:
         return f"it throttles, at {told}" if told else "it throttles"
     return told if degrees is not None and degrees >= (_COOL_C if raised else _HOT_C) else ""
+
+
+def stalled_loop_reason(conditions: DeviceConditions) -> str:
+    """What a device says of its agent's event loop while that costs deadlines; "" while it does not."""
+    held_up_s = conditions.held_up_s
+    return f"its event loop was held up for {held_up_s:.1f} s of the last minute" if held_up_s else ""

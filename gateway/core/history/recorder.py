@@ -33,6 +33,7 @@ import msgspec
 from gateway.core.history.decision_record import DecisionRecord, pack_decision
 from gateway.core.history.unanswered import unanswered_word
 from gateway.core.placement.placer import Decision
+from tidegate.generate.usage import Usage
 from tidegate.types import Call, Route
 
 MAX_EVENTS_PER_REQUEST: Final = 64
@@ -70,10 +71,11 @@ class RequestEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class AnswerRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The answer that the caller got: the number of its attempt, and its route."""
+    """The answer that the caller got: the number of its attempt, its route, and what it took as a generation."""
 
     attempt: int
     route: Route
+    usage: Usage | None = None
 
 
 ErrorText = str  # "code: words", as an error is kept and shown

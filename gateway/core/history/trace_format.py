@@ -84,6 +84,7 @@ class RecordedAttempt(msgspec.Struct, frozen=True, omit_defaults=True):
     took_s: float
     end: str = ""  # answered, failed, cancelled
     acked_s: float | None = None
+    first_token_s: float | None = None
     queue_s: float | None = None
     compute_s: float | None = None
     link_s: float | None = None
@@ -111,6 +112,9 @@ class RecordedRequest(RecordedLine, frozen=True, tag="request"):
     pin: str = "any"
     min_quality: float = 0.0
     attested: bool = False
+    prompt_tokens: int = 0  # of a generation, as its answer said; 0: it is none, or was not answered
+    cached_tokens: int = 0
+    completion_tokens: int = 0
     attempts: tuple[RecordedAttempt, ...] = ()
 
     @property
@@ -157,6 +161,13 @@ def request_line(record: RequestRecord, began_at: float, alias: Callable[[str], 
         tenant=alias(record.tenant) if record.tenant else "",
         attempts=tuple([_attempt(bar, record) for bar in waterfall(record).bars]),
     )
+    if record.answer is not None and (usage := record.answer.usage) is not None:
+        line = msgspec.structs.replace(
+            line,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
     if record.decision is None:
         return line
     ask = record.decision.ask
@@ -178,6 +189,7 @@ def request_line(record: RequestRecord, began_at: float, alias: Callable[[str], 
 def _attempt(bar: AttemptBar, record: RequestRecord) -> RecordedAttempt:
     own = [note for note in record.notes if note.attempt == bar.attempt]
     acked_at = next((note.at for note in own if note.what == "accepted"), None)
+    begun_at = next((note.at for note in own if note.what == "begun"), None)
     answer = next((note for note in own if note.what == "answered"), None)
     stages = (answer.stages or {}) if answer else {}
     launched_at = record.arrived_at + bar.start_s
@@ -189,6 +201,7 @@ def _attempt(bar: AttemptBar, record: RequestRecord) -> RecordedAttempt:
         took_s=_s(bar.took_s),
         end=bar.end,
         acked_s=None if acked_at is None else _s(acked_at - launched_at),
+        first_token_s=None if begun_at is None else _s(begun_at - launched_at),
         queue_s=_known(stages.get("queue")),
         compute_s=_known(stages.get("compute")),
         link_s=_s(answer.seconds) if answer else None,

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 from prometheus_client.metrics_core import Metric
 
 from gateway.observe.metrics.generative import PROVIDER, TOKENS
-from tidegate.generate.usage import FINISH_KEY, Usage, usage_of
+from tidegate.generate.usage import Usage, usage_if_generated
 from tidegate.metrics.families import counter, histogram
 from tidegate.metrics.histogram import Histogram
 from tidegate.outcome import BadAnswer
@@ -41,14 +41,12 @@ class GenerationCounts:
         self._further: dict[str, Histogram] = {}
 
     def answered(self, call: Call, reply: Reply, now: float) -> None:
-        said = reply.response.parameters
-        if not said or FINISH_KEY not in said:
-            return
         try:
-            usage = usage_of(reply.response)
+            usage = usage_if_generated(reply.response)
         except BadAnswer:  # its front refuses it
             return
-        self._count(call, reply, usage, now)
+        if usage is not None:
+            self._count(call, reply, usage, now)
 
     def ended(self, call: Call, error: BaseException, now: float) -> None:
         """What had come until then is not known here."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -44,7 +46,9 @@ class Watch:
 
 
 @asynccontextmanager
-async def watched(places: int = 1, control: ControlLimits | None = None, **recycling: Any) -> AsyncIterator[Watch]:
+async def watched(
+    places: int = 1, control: ControlLimits | None = None, target_s: float | None = None, **recycling: Any
+) -> AsyncIterator[Watch]:
     async with pool(places=[WorkerPlace(str(n)) for n in range(places)]) as subject:
         steward = HealthController(
             subject.supervisor,
@@ -52,6 +56,7 @@ async def watched(places: int = 1, control: ControlLimits | None = None, **recyc
             limits=HealthLimits(),
             recycling=Recycling(lambda: 0.5, **recycling),
             control=AdaptiveControl(control or ControlLimits()),
+            latency_target_s=target_s,
             read=lambda pid: ProcessUsage(watch.rss_bytes, 0.0),
             free=lambda: watch.free,
         )
@@ -162,8 +167,8 @@ async def test_short_memory_holds_workers_back_and_each_turn_is_logged_and_count
 @pytest.mark.slow
 @on_virtual_time
 async def test_late_answers_turn_to_the_lesser_precision_where_it_is_allowed() -> None:
-    limits = ControlLimits(latency_target_s=0.001, may_degrade=True, patience_s=30.0, dwell_s=10.0)
-    async with watched(control=limits) as watch:
+    limits = ControlLimits(may_degrade=True, patience_s=30.0, dwell_s=10.0)
+    async with watched(control=limits, target_s=0.001) as watch:
         await watch.looks(20, answers=30)
         assert watch.steward.control.degraded
         assert watch.steward.turns["precision", "p99"] == 1
@@ -171,8 +176,8 @@ async def test_late_answers_turn_to_the_lesser_precision_where_it_is_allowed() -
 
 @on_virtual_time
 async def test_a_pool_so_late_that_it_answers_little_turns_too_and_back_when_nothing_comes() -> None:
-    limits = ControlLimits(latency_target_s=0.001, may_degrade=True, patience_s=30.0, dwell_s=10.0)
-    async with watched(control=limits) as watch:
+    limits = ControlLimits(may_degrade=True, patience_s=30.0, dwell_s=10.0)
+    async with watched(control=limits, target_s=0.001) as watch:
         await watch.looks(25, answers=3)
         assert watch.steward.control.degraded
         await watch.looks(25, answers=0)
@@ -194,3 +199,32 @@ async def test_a_defect_in_looking_ends_neither_the_looking_nor_the_service() ->
 async def test_a_model_without_a_lesser_variant_costs_the_same() -> None:
     async with watched() as watch:
         assert cost_ratio(watch.pool.supervisor.lanes.values(), "bf16") == 1.0
+
+
+@on_virtual_time
+async def test_by_default_batches_that_alone_make_answers_later_than_half_of_the_models_budget_become_smaller() -> None:
+    async with watched() as watch:
+        watch.pool.processes[0].service_s = lambda inputs: 0.35 * inputs["ids"].shape[0]
+        for _ in range(6):
+            await asyncio.gather(*[watch.pool.answer() for _ in range(8)])  # in 0.35 + 2.45 s, by a budget of 2 s
+            await clock.sleep(5.0)
+        assert watch.steward.turns == {("batch_cap", "p99"): 1}
+        (entry,) = [entry for entry in watch.logs if entry["event"] == "control"]
+        assert "of its target" in entry["reason"]
+
+
+@on_virtual_time
+async def test_rows_that_are_late_alone_are_no_reason_for_smaller_batches() -> None:
+    async with watched() as watch:
+        watch.pool.processes[0].service_s = lambda _: 1.5
+        await watch.looks(10, answers=3)
+        assert watch.steward.turns == {}
+
+
+@on_virtual_time
+async def test_by_default_a_worker_whose_slowest_batches_take_half_of_the_models_budget_is_replaced() -> None:
+    async with watched() as watch:
+        turns = itertools.count()
+        watch.pool.processes[0].service_s = lambda inputs: service_s(inputs) if next(turns) % 20 else 1.2
+        await watch.looks(12, answers=30)
+        assert watch.steward.recycles == {"p99": 1}

@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
+from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 
 from cloud_pool.metrics import PoolMetrics
@@ -56,8 +57,10 @@ from tests.support.serving.hosts import EchoHost
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.fleet.reported import ModelReport, Reported, RolloutState
+from tidegate.generate.usage import Usage, usage_parameters
 from tidegate.link.service import LinkService
 from tidegate.metrics.exposition import Exposition
+from tidegate.metrics.loop_families import loop_families
 from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.served import ServedCounts
 from tidegate.netsim.proxy.control import control_app
@@ -102,9 +105,10 @@ def _of_a_gateway() -> list[Metric]:
     )
     counted.add(lambda: [condition_family(fleet), *scaling_families(_busy()), *trial_families(_on_trial())])
     counted.add(tracing.families)
-    counted.add(LoopLag().families)
+    counted.add(lambda: loop_families(LoopLag()))
     counted.began(call)
     counted.answered(call, _reply(), NOW + 0.07)
+    counted.generation.answered(call, _generated(), NOW + 0.07)
     counted.ended(call, Overloaded("full"), NOW + 0.07)
     counted.landed(request_record())
     return list(Exposition(counted.collect).own())
@@ -135,7 +139,7 @@ def _of_an_edge() -> list[Metric]:
 
 def _with_loop_lag(collect: Callable[[], Iterable[Metric]]) -> list[Metric]:
     exposition = Exposition(collect)
-    exposition.add(LoopLag().families)
+    exposition.add(lambda: loop_families(LoopLag()))
     return list(exposition.own())
 
 
@@ -352,6 +356,11 @@ def _reply() -> Reply:
     stages = {"admit": 0.001, "classify": 0.001, "queue": 0.010, "link": 0.020, "compute": 0.030}
     route = Route("edge/a", "cheapest", "int8", attempts=1)
     return Reply(InferResponse(MODEL, "1", ()), stages=stages, route=route, budget_left_s=1.0)
+
+
+def _generated() -> Reply:
+    usage = usage_parameters(Usage("stop", 31, 11, 24))
+    return replace(_reply(), response=InferResponse(MODEL, "1", (), parameters=usage), first_token_s=0.05)
 
 
 def _busy() -> ReplicaScaler:

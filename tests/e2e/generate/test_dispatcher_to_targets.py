@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -18,12 +20,14 @@ from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
 from gateway.config.gateway import GatewayConfig
 from gateway.config.targets import TargetConfig
+from tests.support.gateway.app import until
 from tests.support.models.talking import talker_repository
 from tidegate import clock
 from tidegate.config import load
 from tidegate.generate.request import GenerateRequest, ids_of, infer_request
 from tidegate.generate.token_stream import TokenStream
 from tidegate.generate.usage import usage_of
+from tidegate.outcome import PeerError
 from tidegate.types import Call, Reply
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -121,3 +125,40 @@ async def test_the_same_tokens_come_from_an_edge_and_from_a_pool_as_they_are_mad
             assert reply.first_token_s is not None and 0.0 < reply.first_token_s < sum(reply.stages.values())
             answers.append(ids)
         assert answers[0] == answers[1]
+
+
+def worker_at(app: EdgeApp | PoolApp) -> int:
+    """The process id of its generating worker."""
+    if isinstance(app, EdgeApp):
+        (runner,) = app.deployment.serving.runners
+        return runner.pid or 0
+    (replica,) = app.generating.replicas
+    (worker,) = replica.workers.values()
+    return worker.pid or 0
+
+
+async def test_a_worker_that_is_killed_after_the_first_token_ends_the_answer_with_an_error(tmp_path: Path) -> None:
+    async with fleet(tmp_path, step_ms=20.0) as one:
+        stream = TokenStream()
+        task = one.ask(stream, 400, pin="edge")
+        await stream.take()
+        os.kill(worker_at(one.edge), signal.SIGKILL)
+        with pytest.raises(PeerError, match="killed by SIGKILL"):
+            await task
+        assert len(await read_all(stream)) < 400
+
+        again = TokenStream()
+        reply = await one.ask(again, 20)
+        assert await read_all(again) == output_ids(reply) and reply.route is not None
+
+
+async def test_a_worker_that_is_killed_before_the_first_token_costs_nothing_but_time(tmp_path: Path) -> None:
+    async with fleet(tmp_path, prefill_ms=300.0) as one:
+        stream = TokenStream()
+        task = one.ask(stream, 20)
+        await until(lambda: one.edge.host.load_report().in_flight == 1)
+        os.kill(worker_at(one.edge), signal.SIGKILL)
+
+        reply = await task
+        assert await read_all(stream) == output_ids(reply) and len(output_ids(reply)) == 20
+        assert reply.route is not None and reply.route.served_by == "pool/pool" and reply.route.fallback

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -81,6 +82,29 @@ async def test_a_device_that_runs_is_told_who_serves_it_and_keeps_its_session(
         assert told["broker"].verdict == "ok"
         assert "double:1" in told["models"].words
         assert (app.sync.connected, app.sync.epoch) == (True, epoch)
+
+
+async def test_a_loop_that_is_held_up_is_told_by_the_device_and_by_its_gateway(
+    keys: dict[str, Any], broker: Embedded, tmp_path: Path
+) -> None:
+    config = configured(tmp_path, name="main", mqtt=broker.url, fleet="f", link_port=0)
+    keys["mqtt"] = broker.url
+    async with Gateway(config) as gateway, EdgeApp(load(EdgeConfig, **keys)) as app:
+        await until(lambda: bool(gateway.fleet.targets) and gateway.fleet.targets["edge/kiosk-1"].up, 30.0)
+        target = gateway.fleet.targets["edge/kiosk-1"]
+
+        clock.block_until(clock.now() + 1.5)  # both processes' parts, which share a loop here
+
+        await until(lambda: "loop_stalled" in target.degradation.active, 30.0)
+        assert "held up" in target.degradation.active["loop_stalled"].evidence
+        assert "held up" in app.state().conditions.in_words()
+        assert (await found(keys))["event loop"].verdict == "warning"
+        async with aiohttp.ClientSession() as session:
+            told = await session.get(f"{gateway.addresses['admin']}/debug/conditions")
+            subjects = {
+                one["target"] for one in (await told.json())["conditions"] if one["condition"] == "loop_stalled"
+            }
+        assert subjects == {"gateway/main", "edge/kiosk-1"}
 
 
 async def test_a_worker_that_was_lost_is_told_by_the_device_and_by_its_gateway(

@@ -103,6 +103,7 @@ def test_degrees_and_single_percents_are_no_news_and_the_rest_is() -> None:
         DeviceConditions(battery=0.58, charging=True),
         DeviceConditions(battery=0.58, throttled=True),
         DeviceConditions(battery=0.58, metered=True),
+        DeviceConditions(battery=0.58, held_up_s=0.4),
         UNTOLD,
     ):
         assert urgent_conditions(after) != urgent_conditions(before)
@@ -114,6 +115,7 @@ def test_conditions_in_words_say_what_is_out_of_the_ordinary() -> None:
     words = DeviceConditions(battery=0.5, temperature_c=91.0, throttled=True, metered=True).in_words()
     assert words == "battery at 50%; throttled at 91 °C; metered link"
     assert DeviceConditions(throttled=True).in_words() == "throttled"
+    assert DeviceConditions(held_up_s=1.24).in_words() == "event loop held up for 1.2 s of the last minute"
 
 
 NAMES = ["type", "scope", "status", "online", "capacity", "energy_now", "energy_full", "temp", "cur_state"]

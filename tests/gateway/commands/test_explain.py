@@ -17,8 +17,11 @@ from rich.console import Console
 from gateway.app import Gateway
 from gateway.commands.explain import explain
 from gateway.commands.explain import in_full as show_in_full
+from gateway.operate.explanation import explanation_json
 from tests.support.gateway.app import BODY, INFER, TRIALS, Far, ask, configured, gateway_for, running, target, until
+from tests.support.gateway.flowns import answered, given, request_record
 from tests.support.gateway.targets import GROWING_S
+from tidegate.generate.usage import Usage
 from tidegate.outcome import Overloaded
 
 pytestmark = pytest.mark.slow
@@ -206,3 +209,12 @@ async def test_stages_add_up_to_the_latency_of_late_hedged_failed_and_refused_re
     assert all(one["ended"] == ("no answer in time" if one["tried"] else "refused") for one in failed)
     assert everyone[1]["tried"] and "refused" not in in_full.lower()
     assert "unanswered" in in_full and "in hindsight: " in in_full and "in all" in in_full
+
+
+def test_a_generations_end_has_its_tokens_and_what_they_took() -> None:
+    notes = answered(0, "edge/a", 0.002)
+    record = request_record(notes=notes, end=given(usage=Usage("stop", 31, 11, 24, prefill_s=0.02, decode_s=0.3)))
+    screen = Console(width=120, file=StringIO())
+    show_in_full(explanation_json(record), screen)
+    shown = screen.file.getvalue()  # type: ignore[attr-defined]  # it is the one above
+    assert "31 tokens in, 24 of them cached, 20.0 ms; 11 out, 300 ms; ended by stop" in " ".join(shown.split())

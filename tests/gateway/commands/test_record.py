@@ -14,13 +14,14 @@ from click.testing import CliRunner, Result
 
 from gateway.app import Gateway
 from gateway.commands.record import record
-from gateway.core.history.recorder import FlightRecorder
+from gateway.core.history.recorder import FlightRecorder, RequestEvent
 from gateway.core.history.trace_format import RecordedEnd, RecordedRequest, request_line
 from gateway.observe.traffic_recorder import RecordingBuffer
 from simulator.replay.recording import TrafficRecording, read
 from tests.support.gateway.app import BODY, INFER, Far, ask, configured, gateway_for, running, target, until
 from tests.support.gateway.fleets import NOW, fleet_of, variant
 from tests.support.gateway.flowns import answered, given, request_record, went
+from tidegate.generate.usage import Usage
 from tidegate.outcome import Overloaded
 
 SECRETS = ("photo-7", "4bf92f3577b34da6a3ce929d0e0e4736", "acme-corp")
@@ -152,6 +153,14 @@ def test_a_hedged_request_is_recorded_with_both_attempts_and_their_own_times() -
     assert silent.took_s == pytest.approx(0.261)
     assert (answer.reason, answer.queue_s, answer.compute_s, answer.link_s) == ("hedge", 0.02, 0.03, 0.01)
     assert (line.at_s, line.tenant, line.gateway_s) == (5.0, "", 0.002)
+
+
+def test_a_generation_is_recorded_with_its_tokens_and_the_time_to_the_first() -> None:
+    notes = answered(0, "edge/a", 0.002)
+    notes.insert(2, RequestEvent(NOW + 0.022, "begun", 0))
+    line = request_line(request_record(notes=notes, end=given(usage=Usage("stop", 31, 11, 24))), NOW, str.upper)
+    assert (line.prompt_tokens, line.cached_tokens, line.completion_tokens) == (31, 24, 11)
+    assert line.attempts[0].first_token_s == pytest.approx(0.020)
 
 
 def test_a_recorder_without_taps_calls_none() -> None:

@@ -18,6 +18,7 @@ from gateway.serving.work_estimate import WorkDescription
 from tests.support.gateway.doors import admission_of
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
+from tidegate.generate.usage import Usage, usage_parameters
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, Route, Tensor
 
@@ -183,6 +184,23 @@ def logged(*, ended: BaseException | None = None, reply: Reply = REPLY) -> dict[
     else:
         log.ended(one.due(11.0), ended, 10.0125)
     return lines[0]
+
+
+def test_a_generations_line_has_its_tokens_and_how_fast_they_came() -> None:
+    took = usage_parameters(Usage("stop", 31, 11, 24))
+    streamed = msgspec.structs.replace(
+        REPLY, response=InferResponse("talker", "1", (), parameters=took), first_token_s=0.0025
+    )
+    expected = {"prompt_tokens": 31, "cached_tokens": 24, "completion_tokens": 11, "finish_reason": "stop"}
+    assert logged(reply=streamed).items() >= {**expected, "first_token_ms": 2.5, "tokens_per_s": 1000.0}.items()
+    whole = logged(reply=msgspec.structs.replace(streamed, first_token_s=None))
+    assert whole.items() >= expected.items()
+    assert not whole.keys() & {"first_token_ms", "tokens_per_s"}
+
+
+def test_a_generations_line_leaves_out_counts_that_cannot_be_read() -> None:
+    nonsense = InferResponse("talker", "1", (), parameters={"finish_reason": "bored"})
+    assert "prompt_tokens" not in logged(reply=msgspec.structs.replace(REPLY, response=nonsense))
 
 
 def test_an_answer_is_one_line_with_all_that_was_decided() -> None:

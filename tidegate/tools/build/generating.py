@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +11,7 @@ from tidegate.models.digest import sha256_of
 from tidegate.models.generative import GenerationCost, Generative
 from tidegate.models.manifest import ArtefactFile, Axis, Cost, EngineName, Manifest, TensorSpec, Variant, Where
 from tidegate.tools.build.convert.gguf import CHAT_TEMPLATE, CONFIG, TOKENIZER
+from tidegate.tools.build.convert.huggingface import read_json
 from tidegate.tools.build.errors import BuildError
 from tidegate.types import Datatype
 
@@ -21,10 +21,8 @@ _CONTEXT_KEYS: Final = ("max_position_embeddings", "n_positions", "n_ctx")
 
 
 def generating_manifest(
-    name: str, version: str, folder: Path, variants: Sequence[Variant], *, summary: str = ""
+    name: str, version: str, generative: Generative, variants: Sequence[Variant], *, summary: str = ""
 ) -> Manifest:
-    """The manifest of the model whose files are in `folder`. Raises BuildError."""
-    generative = read_generative(folder)
     return Manifest(
         name=name,
         version=version,
@@ -77,7 +75,7 @@ def read_generative(folder: Path) -> Generative:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise BuildError(f"{path}: is no tokenizer that can be read: {error}") from error
-    config = _json(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     template = folder / CHAT_TEMPLATE
     has_template = template.is_file()
     size = config.get("vocab_size")
@@ -102,17 +100,7 @@ def read_generative(folder: Path) -> Generative:
 def _stop_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     """Those of the generation's configuration where there is one, else the model's."""
     path = folder / "generation_config.json"
-    said = _json(path).get("eos_token_id") if path.is_file() else None
+    said = read_json(path).get("eos_token_id") if path.is_file() else None
     said = config.get("eos_token_id") if said is None else said
     ids = said if isinstance(said, list) else [said]
     return tuple(sorted({id for id in ids if isinstance(id, int)}))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BuildError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise BuildError(f"{path}: must be a JSON object")
-    return content

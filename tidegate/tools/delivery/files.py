@@ -1,7 +1,8 @@
 """The files of a model version as devices fetch them: their digests, and chunks of a fixed size.
 
-Devices get what is for edges: the manifest, the variants that run there, the tokenizer. A file's chunks are few, since
-their digests travel in every device's document, and small enough that a link which breaks every few megabytes gets on.
+Devices get what is for edges: the manifest, the variants that run there with all their files, the tokenizer and the
+chat template. A file's chunks are few, since their digests travel in every device's document, and small enough that a
+link which breaks every few megabytes gets on.
 
 Blocks on the disk.
 """
@@ -38,13 +39,15 @@ def files_of(repository: Repository, manifest: Manifest) -> tuple[LocalArtefact,
     for variant in variants:
         repository.verify(manifest, variant)
     repository.verify_tokenizer(manifest)
-    tokenizer = repository.tokenizer(manifest)
-    paths = [
-        repository.folder(manifest) / MANIFEST_FILE,
-        *(repository.artefact(manifest, variant) for variant in variants),
-        *([tokenizer] if tokenizer else []),
-    ]
-    return tuple(local_artefact(path, path.name) for path in dict.fromkeys(paths))
+    names = [MANIFEST_FILE]
+    for variant in variants:
+        names += [variant.artefact, *(one.name for one in variant.files)]
+    if manifest.text is not None:
+        names.append(manifest.text.tokenizer)
+    if (generative := manifest.generative) is not None:
+        names += [generative.tokenizer, *([generative.chat_template] if generative.chat_template else [])]
+    folder = repository.folder(manifest)
+    return tuple(local_artefact(folder / name, name) for name in dict.fromkeys(names))
 
 
 def local_artefact(path: Path, name: str) -> LocalArtefact:

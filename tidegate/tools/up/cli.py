@@ -17,10 +17,11 @@ import click
 from tidegate.models.repository import RepositoryError
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.tools.build.errors import BuildError
 from tidegate.tools.up import messages
 from tidegate.tools.up.children import ChildFailed
 from tidegate.tools.up.many_edges import memory_note
-from tidegate.tools.up.models import build_models, missing_models
+from tidegate.tools.up.models import build_models, left_out, missing_models, wanted_models
 from tidegate.tools.up.plan import Options, Plan, PlanError, plan
 from tidegate.tools.up.ports import PortsTaken, check_free
 from tidegate.tools.up.screen import Screen
@@ -58,6 +59,14 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     help="The model repository, if it is not DATA_DIR/models. One that holds models is served as it is, without demos.",
 )
 @click.option(
+    "--demo",
+    "demos",
+    default=None,
+    metavar="NAMES",
+    help="The demo models to build, with commas between: minilm, digits, smollm2 (default: all whose packages are "
+    "installed).",
+)
+@click.option(
     "--broker", default=None, metavar="URL", help="Use this MQTT broker (mqtt://host:1883), not an embedded one."
 )
 @click.option(
@@ -92,6 +101,7 @@ def up(
     host: str,
     data_dir: Path,
     models: Path | None,
+    demos: str | None,
     broker: str | None,
     links: tuple[str, ...],
     is_secure: bool,
@@ -110,13 +120,19 @@ def up(
     Examples:
       tidegate up
       tidegate up --edges 3 --ports-from 9000
+      tidegate up --demo minilm,digits
       tidegate up --broker mqtt://localhost:1883
       tidegate up --secure
       tidegate keys signing create operator && tidegate up --ship operator.pub
       tidegate up --link pool=lte_driving --link edge-1=flap_fast
       tidegate up --json --data-dir /tmp/tidegate | head -1
     """
+    try:
+        wanted = wanted_models(demos)
+    except BuildError as error:
+        raise click.BadParameter(str(error), param_hint="--demo") from error
     options = Options(
+        demos=wanted,
         data_dir=data_dir.resolve(),
         models=(models or data_dir / "models").resolve(),
         own_models=models is not None,
@@ -170,7 +186,9 @@ async def _serve(
 
 
 async def _start(system: System, planned: Plan, options: Options, screen: Screen, as_json: bool) -> None:
-    if missing := missing_models(options.models, own=options.own_models):
+    if missing := missing_models(options.models, own=options.own_models, wanted=options.demos):
+        for words in left_out(options.demos):
+            screen.say(words, "dim")
         log_path = options.data_dir / "logs" / "build.log"
         with screen.step(f"building the demo models {', '.join(missing)} (once)") as step:
             await build_models(missing, options.models, log_path, step.update)

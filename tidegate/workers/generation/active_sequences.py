@@ -29,7 +29,7 @@ import msgspec
 from tidegate import clock
 from tidegate.generate.request import GenerateRequest
 from tidegate.generate.usage import Generated
-from tidegate.outcome import InternalError, OutOfMemory, ServeError, TooLarge
+from tidegate.outcome import InternalError, InvalidRequest, OutOfMemory, ServeError, TooLarge
 from tidegate.token_sink import MAX_WINDOW, TokenSink
 from tidegate.workers.generation.messages import (
     UNLIMITED,
@@ -235,7 +235,8 @@ class ActiveSequences:
             return
         if not failed.message:
             raise UnexpectedMessage(f"an end of sequence {failed.id} for no reason")
-        sequence.answer.set_exception((OutOfMemory if failed.out_of_memory else InternalError)(failed.message))
+        kind = OutOfMemory if failed.out_of_memory else InvalidRequest if failed.refused else InternalError
+        sequence.answer.set_exception(kind(failed.message))
 
     def _known(self, sequence_id: int) -> SequenceState:
         sequence = self._active.get(sequence_id)

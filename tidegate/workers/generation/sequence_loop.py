@@ -211,7 +211,9 @@ class SequenceLoop:
             engine.begin(message.id, message.request)
         except Exception as error:  # a foreign runtime may raise anything
             self._drop(engine, message.id)
-            self._tell(failed=[_failed(message.id, error)])
+            failed = _failed(message.id, error)
+            refused = isinstance(error, EngineError) and not failed.out_of_memory
+            self._tell(failed=[SequenceFailed(failed.id, failed.message, failed.out_of_memory, refused)])
             return
         self._sequences[message.id] = SteppedSequence(engine, message)
         self._deadlines.begin(

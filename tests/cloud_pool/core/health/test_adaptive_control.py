@@ -17,11 +17,11 @@ from cloud_pool.core.health.adaptive_control import (
     ControlReadings,
 )
 
-CALM = ControlReadings(busy_ratio=0.7, memory_ratio=0.4, p99_s=0.02, batch_s=0.01, workers=2)
-LIMITS = ControlLimits(latency_target_s=0.1)
+CALM = ControlReadings(busy_ratio=0.7, memory_ratio=0.4, p99_ratio=0.2, batch_ratio=0.1, workers=2)
+LIMITS = ControlLimits()
 FULL_MEMORY = replace(CALM, memory_ratio=0.95)
-LONG_BATCHES = replace(CALM, p99_s=0.15, batch_s=0.08)
-LONG_QUEUE = replace(CALM, p99_s=0.15, batch_s=0.02, busy_ratio=0.99)
+LONG_BATCHES = replace(CALM, p99_ratio=1.5, batch_ratio=0.8)
+LONG_QUEUE = replace(CALM, p99_ratio=1.5, batch_ratio=0.2, busy_ratio=0.99)
 
 
 def looks(
@@ -42,9 +42,9 @@ class TestBatchCap:
         subject = AdaptiveControl(LIMITS)
         turned = looks(subject, LONG_BATCHES, 300)
         assert [action.value for action in turned] == [1 / 2, 1 / 4, LEAST_CAP]
-        assert turned[0] == ControlAction("batch_cap", 0.5, "p99 150 ms, batches 80 ms")
+        assert turned[0] == ControlAction("batch_cap", 0.5, "p99 150% of its target, batches 80%")
 
-    @pytest.mark.parametrize("better", [replace(CALM, busy_ratio=0.2, p99_s=0.09), CALM])
+    @pytest.mark.parametrize("better", [replace(CALM, busy_ratio=0.2, p99_ratio=0.9), CALM])
     def test_it_is_raised_when_the_device_idles_or_answers_are_well_in_time(self, better: ControlReadings) -> None:
         subject = AdaptiveControl(LIMITS)
         looks(subject, LONG_BATCHES, 100)
@@ -55,15 +55,15 @@ class TestBatchCap:
         assert looks(subject, LONG_QUEUE, 100) == []
         looks(subject, LONG_BATCHES, 10)
         (raised,) = looks(subject, LONG_QUEUE, 60, since=100.0)
-        assert raised == ControlAction("batch_cap", 1.0, "p99 150 ms by waiting")
+        assert raised == ControlAction("batch_cap", 1.0, "p99 150% of its target by waiting")
 
     def test_between_late_and_calm_it_stays(self) -> None:
         subject = AdaptiveControl(LIMITS)
         looks(subject, LONG_BATCHES, 10)
-        assert looks(subject, replace(CALM, p99_s=0.08, batch_s=0.06), 1000, since=100.0) == []
+        assert looks(subject, replace(CALM, p99_ratio=0.8, batch_ratio=0.6), 1000, since=100.0) == []
 
     def test_without_a_target_latency_turns_nothing(self) -> None:
-        assert looks(AdaptiveControl(ControlLimits()), replace(LONG_BATCHES, p99_s=99.0), 1000) == []
+        assert looks(AdaptiveControl(LIMITS), replace(LONG_BATCHES, p99_ratio=0.0, batch_ratio=0.0), 1000) == []
 
 
 class TestMemory:
@@ -97,7 +97,7 @@ class TestPrecision:
     def test_it_is_lessened_when_answers_stay_late_with_nothing_else_to_turn(self) -> None:
         subject = AdaptiveControl(self.ALLOWED)
         assert looks(subject, LONG_QUEUE, 60) == []
-        assert subject.decide(LONG_QUEUE, 60.0) == [ControlAction("precision", 0.0, "p99 150 ms over 100 ms")]
+        assert subject.decide(LONG_QUEUE, 60.0) == [ControlAction("precision", 0.0, "p99 150% of its target")]
         assert subject.degraded
         assert "lesser" in repr(subject)
 
@@ -123,13 +123,13 @@ class TestPrecision:
         busy = replace(CALM, busy_ratio=0.6, full_cost_ratio=1.6)
         assert looks(subject, busy, 1000, since=100.0) == [], "it would be late again at once"
         (back,) = looks(subject, replace(busy, busy_ratio=0.4), 100, since=2000.0)
-        assert back == ControlAction("precision", 1.0, "p99 20 ms, busy 40%")
+        assert back == ControlAction("precision", 1.0, "p99 20% of its target, busy 40%")
         assert not subject.degraded
 
     def test_silence_is_calm(self) -> None:
         subject = AdaptiveControl(self.ALLOWED)
         looks(subject, LONG_QUEUE, 100)
-        (back,) = looks(subject, replace(CALM, p99_s=None, busy_ratio=0.0), 100, since=200.0)
+        (back,) = looks(subject, replace(CALM, p99_ratio=None, busy_ratio=0.0), 100, since=200.0)
         assert back.reason == "p99 of too few answers, busy 0%"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from math import inf
 from random import Random
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from cloud_pool.core.health.worker_health import (
     BASELINE,
     CHECK_S,
+    BatchTime,
     DriftDetector,
     HealthLimits,
     Vitals,
@@ -20,7 +22,7 @@ from cloud_pool.core.health.worker_health import (
 from tidegate.estimate.trend import TREND_LEAST
 
 MB = 1e6
-WELL = Vitals(CHECK_S, busy_s=6.0, cpu_s=6.0, threads=1, rss_bytes=200 * MB, batches=[(0.01, 0.01)] * 5)
+WELL = Vitals(CHECK_S, busy_s=6.0, cpu_s=6.0, threads=1, rss_bytes=200 * MB, batches=[BatchTime(0.01, 0.01)] * 5)
 
 
 def noise(seed: int, *, sigma: float = 0.15, correlation: float = 0.5) -> list[float]:
@@ -34,7 +36,7 @@ def noise(seed: int, *, sigma: float = 0.15, correlation: float = 0.5) -> list[f
 
 
 def slower(vitals: Vitals, times: float) -> Vitals:
-    return replace(vitals, batches=[(table_s, took_s * times) for table_s, took_s in vitals.batches])
+    return replace(vitals, batches=[one._replace(took_s=one.took_s * times) for one in vitals.batches])
 
 
 def health(limits: HealthLimits | None = None) -> WorkerHealth:
@@ -158,17 +160,26 @@ class TestMemory:
 class TestLatencyAndCpu:
     def test_a_p99_over_the_limit_is_told(self) -> None:
         subject = health(HealthLimits(p99_s=0.05))
-        few_slow = replace(WELL, batches=[(0.01, 0.01)] * 48 + [(0.01, 0.09)] * 2)
+        few_slow = replace(WELL, batches=[BatchTime(0.01, 0.01)] * 48 + [BatchTime(0.01, 0.09)] * 2)
         assert checks(subject, few_slow, 2) is None
-        assert checks(subject, few_slow, 3) == "p99: 0.09 s"
+        assert checks(subject, few_slow, 3) == "p99: 0.09 s, limit 0.05 s"
 
     def test_without_a_limit_it_is_not_looked_at(self) -> None:
-        assert checks(health(), replace(WELL, batches=[(9.0, 9.0)] * 50), 20) is None
+        slow = replace(WELL, batches=[BatchTime(9.0, 9.0, limit_s=1.0)] * 50)
+        assert checks(health(HealthLimits(p99_s=inf)), slow, 20) is None
+
+    def test_where_no_limit_is_named_each_batch_is_held_to_its_models_own(self) -> None:
+        two_models = [BatchTime(0.01, 0.4, limit_s=1.0)] * 48 + [BatchTime(0.01, 0.4, limit_s=0.1)] * 2
+        assert checks(health(), replace(WELL, batches=two_models), 5) == "p99: 0.4 s, limit 0.1 s"
+
+    def test_a_limit_of_the_models_own_is_lengthened_by_what_slows_all_workers(self) -> None:
+        slow = replace(WELL, batches=[BatchTime(0.01, 0.15, limit_s=0.1)] * 50)
+        assert checks(health(), slow, 20, common=math.log(2.0)) is None
 
     def test_a_p99_of_a_few_batches_is_none(self) -> None:
         subject = health(HealthLimits(p99_s=0.001))
         assert checks(subject, WELL, 10) is None
-        assert subject.p99_s == 0.0
+        assert subject.p99 == (0.0, 0.0)
 
     def test_busy_cores_without_work_are_told_and_with_work_are_what_they_are_for(self) -> None:
         spinning = replace(WELL, cpu_s=9.9, busy_s=1.0)

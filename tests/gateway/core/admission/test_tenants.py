@@ -148,6 +148,16 @@ def test_a_fixed_limit_stays_at_its_cap_and_one_for_nobody_is_an_error() -> None
         AdaptiveLimit(0)
 
 
+def test_as_many_are_let_in_as_targets_generate_at_a_time_however_few_have_ended() -> None:
+    slots = 0
+    limit = AdaptiveLimit(1000, start=50, slots=lambda: slots)
+    assert [limit.try_acquire() for _ in range(60)].count(True) == 50
+    slots = 500  # a pool came
+    assert [limit.try_acquire() for _ in range(1000)].count(True) == 500 - 50
+    slots = 5000
+    assert [limit.try_acquire() for _ in range(1000)].count(True) == 1000 - 500, "and never more than the cap"
+
+
 @pytest.mark.slow
 @given(
     st.integers(1, 400),
@@ -310,6 +320,15 @@ def test_bytes_may_be_owed_and_are_asked_for_first() -> None:
     quota.carry(300, NOW)
     assert quota.ask(NOW) == pytest.approx(2.0)
     assert quota.ask(NOW + 2.0) == 0.0
+
+
+def test_a_minutes_tokens_may_be_reserved_at_once_and_what_was_not_made_is_given_back() -> None:
+    quota = TenantQuota("acme", TenantSpec(tokens_per_s=10.0))
+    assert [quota.reserve(400, NOW), quota.reserve(400, NOW)] == [0.0, pytest.approx(20.0)]
+    quota.settle(300, NOW)
+    assert quota.reserve(400, NOW) == 0.0
+    assert quota.reserve(5000, NOW + 49.9) > 0.0
+    assert quota.reserve(5000, NOW + 50.0) == 0.0, "more than a burst is let in where the bucket is full"
 
 
 def test_a_purse_within_another_spends_from_both_and_the_tighter_one_counts() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkLoad, LinkRtt, LinkUp
@@ -80,6 +81,16 @@ def test_a_model_that_soaks_is_on_offer_and_one_that_loads_is_not() -> None:
     fleet.fold(LinkLoad("edge/b", LOAD, (offer(state="loading"),)), NOW)
 
     assert offered_by(fleet) == ["edge/a"]
+
+
+def test_the_slots_of_all_targets_are_counted_as_they_come_and_go() -> None:
+    talks = replace(variant("int4"), slots=4)
+    fleet = fleet_of(edge_a=talks, edge_b=talks, pool_main=variant())
+    assert fleet.slots == 8
+    fleet.fold(LinkDown("edge/a", "reset"), NOW)
+    assert fleet.slots == 4
+    fleet.remove("edge/b")
+    assert fleet.slots == 0
 
 
 def test_offers_may_change_over_the_link_and_over_mqtt() -> None:

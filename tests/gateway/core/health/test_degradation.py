@@ -211,6 +211,18 @@ def test_memory_that_a_device_does_not_tell_is_no_leak() -> None:
     assert names(life.subject) == []
 
 
+# the agent's event loop
+
+
+def test_what_a_device_says_of_its_event_loop_is_a_condition_for_as_long_as_it_says_so() -> None:
+    life = Life()
+    life.seconds(3, conditions=lambda _: DeviceConditions(held_up_s=1.2))
+    assert names(life.subject) == ["loop_stalled"]
+    assert "1.2 s" in life.subject.active["loop_stalled"].evidence
+    life.seconds(15, conditions=lambda _: DeviceConditions())
+    assert names(life.subject) == []
+
+
 # thermal
 
 

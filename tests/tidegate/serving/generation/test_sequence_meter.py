@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
+
 from tests.support.loop import on_virtual_time
 from tidegate import clock
 from tidegate.generate.token_stream import TokenStream
-from tidegate.serving.generation.sequence_meter import SequenceMeter
+from tidegate.outcome import DeadlineExceeded
+from tidegate.serving.generation.sequence_meter import READER_PATIENCE_S, SequenceMeter
 from tidegate.token_sink import MAX_WINDOW, TokenBatch
 
 
@@ -50,3 +55,24 @@ async def test_without_a_reader_credit_comes_with_each_token() -> None:
     meter.started(1, 0)
     meter.put(tokens(0, 5))
     assert credits == [5] and meter.window == MAX_WINDOW and meter.paused_s(clock.now()) == 0.0
+
+
+@on_virtual_time
+async def test_a_reader_that_has_gone_loses_its_slot_and_one_that_comes_back_does_not() -> None:
+    stream = TokenStream(window=4)
+    meter = SequenceMeter(stream, 100)
+    meter.on_credit(lambda _tokens: None)
+
+    with pytest.raises(DeadlineExceeded, match="none of its tokens was read for 60 s"):
+        async with meter.reading():
+            meter.put(tokens(0, 4))
+            await clock.sleep(READER_PATIENCE_S - 1.0)
+            await stream.take()
+            meter.put(tokens(4, 4))
+            await clock.sleep(READER_PATIENCE_S - 1.0)
+            assert meter.paused_s(clock.now()) == 2 * (READER_PATIENCE_S - 1.0)
+            await clock.sleep(2.0)
+    assert asyncio.get_running_loop().timers == []  # type: ignore[attr-defined]
+    with pytest.raises(TimeoutError, match="another"):
+        async with meter.reading():
+            raise TimeoutError("another")

@@ -39,6 +39,9 @@ def test_a_request_line_says_what_it_cost_where_it_went_why_and_what_was_left() 
         ({"outcome": "late"}, "late, cheapest"),
         ({"units": None}, "minilm budget"),
         ({"budget_ms": None}, "budget -"),
+        ({"prompt_tokens": 31, "completion_tokens": 64}, "minilm 31+64 tokens budget"),
+        ({"first_token_ms": 120.4, "tokens_per_s": 41.2}, "left ttft 120 ms 41 tok/s"),
+        ({"first_token_ms": 12.34}, "left ttft 12.3 ms"),
         ({"units": 4096.0, "cost_class": None, "feature": None}, "minilm 4096 budget"),
     ],
 )
@@ -65,7 +68,7 @@ def test_variants_may_be_plain_names() -> None:
 
 
 def test_the_commands_to_copy_are_whole_shell_words_with_bodies_that_parse() -> None:
-    state = {"models": [{"name": "digits"}, {"name": "minilm"}]}
+    state = {"models": [{"name": "digits"}, {"name": "minilm"}, {"name": "smollm2"}]}
     for title, command in commands(PLAN, "/a path/python", state):
         words = shlex.split(command)
         assert words[0] in ("curl", "/a path/python"), title

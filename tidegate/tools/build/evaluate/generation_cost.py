@@ -12,27 +12,30 @@ from typing import Final
 from tidegate import clock
 from tidegate.generate.engine import GenerativeEngine
 from tidegate.generate.request import GenerateRequest
-from tidegate.models.generative import GenerationCost
+from tidegate.models.generative import GenerationCost, Generative
 from tidegate.tools.build.errors import BuildError
 
 _PROMPT: Final = 128
 _STEPS: Final = 12
+_ANSWER: Final = 1024  # tokens asked for: more than the steps bring, also beside the prompts of others
 _LONGEST_S: Final = 120.0  # for one engine to be measured
 
 
-def measure_generation(engine: GenerativeEngine, *, vocabulary_size: int, cache_bytes: int) -> GenerationCost:
+def measure_generation(engine: GenerativeEngine, model: Generative, *, cache_bytes: int) -> GenerationCost:
     """The costs of one and of all of the engine's sequences. Raises BuildError: it gives no tokens."""
-    alone = _Run(engine, vocabulary_size)
+    alone = _Run(engine, model)
+    alone.begin([0])  # the first run of a runtime allocates
+    alone.end()
     prefill_s = alone.begin([1])
     steps = [(1, 1e3 * alone.step_s())]
     alone.end()
     if engine.slots > 1:
-        together = _Run(engine, vocabulary_size)
+        together = _Run(engine, model)
         together.begin(list(range(2, 2 + engine.slots)))
         steps.append((engine.slots, 1e3 * together.step_s()))
         together.end()
     return GenerationCost(
-        prefill_ms=1e3 * max(0.0, prefill_s - steps[0][1] / 1e3) / _PROMPT,
+        prefill_ms=1e3 * max(0.0, prefill_s - steps[0][1] / 1e3) / alone.prompt_tokens,
         step_ms=tuple(steps),
         cache_bytes=cache_bytes,
         slots=engine.slots,
@@ -42,9 +45,10 @@ def measure_generation(engine: GenerativeEngine, *, vocabulary_size: int, cache_
 class _Run:
     """Some sequences in an engine."""
 
-    def __init__(self, engine: GenerativeEngine, vocabulary_size: int) -> None:
+    def __init__(self, engine: GenerativeEngine, model: Generative) -> None:
         self._engine = engine
-        self._vocabulary_size = vocabulary_size
+        self._model = model
+        self.prompt_tokens = max(1, min(_PROMPT, model.context // 2))
         self._ids: list[int] = []
         self._counts: dict[int, int] = {}
 
@@ -53,8 +57,8 @@ class _Run:
         began_at = clock.now()
         self._ids, self._counts = ids, dict.fromkeys(ids, 0)
         for id in ids:
-            prompt = tuple((7919 * (id + 1) * (index + 1)) % self._vocabulary_size for index in range(_PROMPT))
-            self._engine.begin(id, GenerateRequest(prompt, 1024, ignore_stop=True))
+            prompt = tuple((7919 * (id + 1) * (n + 1)) % self._model.vocabulary_size for n in range(self.prompt_tokens))
+            self._engine.begin(id, GenerateRequest(prompt, _ANSWER, ignore_stop=True))
         while min(self._counts.values()) == 0:
             self._step(began_at)
         return clock.now() - began_at

@@ -6,8 +6,12 @@ from gateway.catalog import Catalog
 from gateway.commands.status import ailments
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.name_claims import NameClaim, NameClaims
-from gateway.observe.conditions import condition_family, conditions_json, name_conditions
+from gateway.observe.conditions import condition_family, conditions_json, loop_conditions, name_conditions
+from gateway.observe.deadline_observer import DeadlineObserver
 from gateway.operate.admin import state_of
+from tidegate.estimate.stall_cost import LoopStall, StallCost
+from tidegate.outcome import DeadlineExceeded, Overloaded
+from tidegate.types import Call, InferRequest
 
 
 def test_a_name_with_two_agents_is_shown_to_operators_with_both_sides() -> None:
@@ -26,3 +30,17 @@ def test_a_name_with_two_agents_is_shown_to_operators_with_both_sides() -> None:
     assert state_of(fleet, catalog, 5.0, {}, others)["ailing"] == [told]
     (line,) = ailments([{"id": told["target"], "ailing": [told]}])
     assert line.startswith("[yellow]edge/kiosk[/]: name_conflict for 3")
+
+
+def test_a_gateway_whose_own_loop_costs_deadlines_is_shown_for_as_long_as_it_does() -> None:
+    fleet, cost = Fleet(Catalog(()).feature_of, draw=lambda: 0.5), StallCost()
+    assert loop_conditions("one", cost) == []
+    late = DeadlineObserver(cost.missed)
+    call = Call(InferRequest("m", ()), "oip-http", 10.0, 10.5)
+    late.ended(call, Overloaded("full"), 10.5)
+    late.ended(call, DeadlineExceeded("late"), 10.5)
+    cost.stalled(LoopStall(10.1, 10.5))
+    assert cost.look(10.5)
+    (told,) = conditions_json(fleet, 12.5, loop_conditions("one", cost))
+    assert (told["target"], told["condition"], told["for_s"]) == ("gateway/one", "loop_stalled", 2.0)
+    assert "1 deadline was missed by it" in told["evidence"]

@@ -1,0 +1,95 @@
+"""A generating model arrives with all of its files, or is refused by the name of the one that is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from edge_agent.delivery.failures import WorkFailed
+from edge_agent.delivery.model_store import ModelStore
+from edge_agent.delivery.verifying import verify
+from tests.support.models.generative import talker
+from tests.support.models.talking import save_talker
+from tidegate.models.manifest import ArtefactFile, Manifest
+from tidegate.models.repository import Repository, RepositoryError, save_manifest
+from tidegate.models.trust import TRUSTED
+from tidegate.rollout.plan import Artefact, ModelPlan, Probe
+from tidegate.tools.delivery.files import LocalArtefact, files_of
+
+NAMES = {"generation.yaml", "weights.bin", "tokenizer.json", "chat_template.jinja"}
+
+
+def talker_with_files(root: Path) -> Manifest:
+    """`talker` with one more file of its variant, a tokenizer and a template."""
+    manifest = save_talker(root, talker(), ((1.0, 2.0),), slots=4, cache_bytes=1)
+    folder = root / manifest.name / manifest.version
+    texts = {name: name.encode() for name in NAMES - {"generation.yaml"}}
+    for name, raw in texts.items():
+        (folder / name).write_bytes(raw)
+    digests = {name: sha256(raw).hexdigest() for name, raw in texts.items()}
+    assert manifest.generative is not None
+    weights = ArtefactFile("weights.bin", digests["weights.bin"], len(texts["weights.bin"]))
+    whole = replace(
+        manifest,
+        variants=(replace(manifest.variants[0], files=(weights,)),),
+        generative=replace(
+            manifest.generative,
+            tokenizer_sha256=digests["tokenizer.json"],
+            chat_template_sha256=digests["chat_template.jinja"],
+        ),
+    )
+    save_manifest(folder, whole)
+    return whole
+
+
+def arrived(root: Path, found: tuple[LocalArtefact, ...]) -> tuple[ModelStore, ModelPlan]:
+    """A store in which these files are, and the plan that they came by."""
+    store = ModelStore(root)
+    store.prepare()
+    for one in found:
+        store.path(one.artefact.sha256).write_bytes(one.path.read_bytes())
+    (manifest,) = (one.artefact.sha256 for one in found if one.artefact.path == "model.yaml")
+    return store, ModelPlan("1", manifest, tuple(one.artefact for one in found))
+
+
+def checked(plan: ModelPlan, store: ModelStore) -> str:
+    """The problem; "" where there is none."""
+    try:
+        asyncio.run(verify("talker", plan, store, TRUSTED))
+    except WorkFailed as error:
+        return str(error)
+    return ""
+
+
+def test_a_generating_model_needs_its_variants_files_its_tokenizer_and_its_template(tmp_path: Path) -> None:
+    manifest = talker_with_files(tmp_path / "models")
+    found = files_of(Repository(tmp_path / "models"), manifest)
+    assert {one.artefact.path for one in found} == NAMES | {"model.yaml"}
+    store, plan = arrived(tmp_path / "store", found)
+    assert checked(plan, store) == ""
+
+    def other(one: Artefact) -> Artefact:
+        return replace(one, sha256="0" * 64)
+
+    for name in NAMES:
+        missing = replace(plan, files=tuple(one for one in plan.files if one.path != name))
+        assert f"the plan has no file '{name}'" in checked(missing, store)
+        changed = replace(plan, files=tuple(other(one) if one.path == name else one for one in plan.files))
+        assert f"the plan has no file '{name}'" in checked(changed, store)
+
+
+def test_golden_cases_are_refused_as_they_would_not_be_run(tmp_path: Path) -> None:
+    manifest = talker_with_files(tmp_path / "models")
+    store, plan = arrived(tmp_path / "store", files_of(Repository(tmp_path / "models"), manifest))
+    assert "leave `golden` out" in checked(replace(plan, probe=Probe(golden=plan.files[0])), store)
+
+
+def test_a_version_whose_files_are_not_all_there_is_not_shipped(tmp_path: Path) -> None:
+    manifest = talker_with_files(tmp_path / "models")
+    (tmp_path / "models" / "talker" / "1" / "weights.bin").write_bytes(b"other")
+    with pytest.raises(RepositoryError, match=r"weights\.bin"):
+        files_of(Repository(tmp_path / "models"), manifest)

@@ -1,0 +1,301 @@
+"""Continuous batching by transformers: generation in the pool, many sequences in each step, on a processor or a GPU.
+
+transformers' manager brings the scheduler, the paged attention cache with shared prefixes, and the batches. It is made
+for a thread of its own; here it is stepped in the worker's thread by its own parts, which is what that thread does, so
+there is no second thread, nothing turns while no sequence is there, and what is cancelled is gone before the next step.
+A step is one forward pass: a token of each sequence, and chunks of prompts beside them.
+
+What it leaves to us is the choice of tokens (`sequence_sampler.py`), which there is one for all sequences.
+
+    greedy            as transformers' own `generate` on the same weights, as far as another shape of the same product
+                      rounds to the same: in bf16 the likeliest of two equals may be another
+    a pause           is not possible: a sequence that is not due goes on with the others, and its tokens wait in
+                      `tidegate/workers/generation/sequence_loop.py`
+    urgency           is not looked at: sequences begin in their order
+    a full cache      the sequence that began last is computed again later, from its tokens, and says the same
+    JSON schemas      are refused
+
+The attention cache has `cache_bytes`, or room for all slots at once with `_DEFAULT_TOKENS` each. One sequence may have
+all of it and no more. Weights are read from safetensors, which hold no code; code that a configuration names is not
+run.
+
+It can be wrong where transformers' parts change: they have no stable interface, so its version is pinned.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from tidegate.engines.errors import EngineError, failure_of
+from tidegate.engines.generation.limits import NO_LIMITS, GenerationLimits
+from tidegate.engines.generation.sequence_sampler import SequenceSampler, SequenceSampling, TokenLogprobs
+from tidegate.engines.staging import CudaMeter
+from tidegate.engines.torch_device import device_of, say_if_emulated
+from tidegate.generate.engine import SequenceProgress
+from tidegate.generate.request import GenerateRequest
+from tidegate.generate.usage import FinishReason
+from tidegate.models.array_files import UnsafeArrayFile, check_safetensors
+from tidegate.token_sink import TokenBatch
+
+WEIGHTS: Final = "model.safetensors"
+DEFAULT_SLOTS: Final = 16
+_PAGE_TOKENS: Final = 32  # of the cache; prefixes are shared in whole pages
+_DEFAULT_TOKENS: Final = 2048  # of a sequence, where no limit is set
+_STEP_TOKENS: Final = {"cpu": 256, "cuda": 2048}  # of prompts and sequences in one step
+
+
+class BatchedSequence:
+    """One sequence, as its host sees it."""
+
+    __slots__ = ("cached_tokens", "id", "made", "request", "sampling", "stop_tokens")
+
+    def __init__(
+        self, id: int, request: GenerateRequest, stop_tokens: frozenset[int], sampling: SequenceSampling
+    ) -> None:
+        self.id = id
+        self.request = request
+        self.stop_tokens = stop_tokens
+        self.sampling = sampling
+        self.cached_tokens: int | None = None  # None: it has not been scheduled
+        self.made = 0
+
+    def batch(self, ids: list[int]) -> TokenBatch:
+        """Its next tokens, with the log-probabilities that its sampling kept."""
+        first, self.made = self.made, self.made + len(ids)
+        if self.request.logprobs is None:
+            return TokenBatch(first, tuple(ids))
+        kept: list[TokenLogprobs] = self.sampling.logprobs[: len(ids)]
+        self.sampling.logprobs.clear()
+        top = tuple(likeliest for _, likeliest in kept) if self.request.logprobs else ()
+        return TokenBatch(first, tuple(ids), tuple(logprob for logprob, _ in kept), top)
+
+    def __repr__(self) -> str:
+        return f"<BatchedSequence {self.made} of {self.request.max_tokens} tokens>"
+
+
+class ContinuousBatchingEngine:
+    """A `model.safetensors` with its `config.json` beside it.
+
+    Args:
+        limits: what is set there goes before the artefact's own.
+        threads: threads within one operator, set for the whole process; 0 leaves torch's choice, all cores.
+        device: "cpu", "cuda", "cuda:1" or "auto" (CUDA where there is one).
+
+    Raises:
+        EngineError: torch does not see the device, transformers refuses the artefact, or the cache has no room.
+    """
+
+    def __init__(
+        self, artefact: Path, *, limits: GenerationLimits = NO_LIMITS, threads: int = 1, device: str = "cpu"
+    ) -> None:
+        self.artefact = artefact
+        if threads > 0:
+            torch.set_num_threads(threads)
+        chosen = device_of(device)
+        self._model = load_causal_model(artefact, chosen)
+        config = self._model.config
+        self._slots = limits.slots or DEFAULT_SLOTS
+        self._context = min(limits.context or config.max_position_embeddings, config.max_position_embeddings)
+        self._vocabulary_size = min(limits.vocabulary_size or config.vocab_size, config.vocab_size)
+        self._stop_tokens = frozenset(limits.stop_tokens or _ids(config.eos_token_id))
+        pages = _pages(config, self._model.dtype, limits.cache_bytes, self._slots * min(self._context, _DEFAULT_TOKENS))
+        self._sampler = SequenceSampler()
+        self._sequences: dict[str, BatchedSequence] = {}  # by names of transformers', which never come twice
+        self._names: dict[int, str] = {}
+        self._counted = itertools.count()
+        try:
+            self._manager = _manager(self._model, self._sampler, pages, self._slots, chosen)
+        except Exception as error:  # the device's memory, and what transformers does not batch
+            raise failure_of(error, f"{artefact}: transformers cannot batch it") from error
+        self.processor: Any = self._manager.batch_processor  # transformers' scheduler, cache and batch
+        self._cache_tokens = pages * _PAGE_TOKENS
+        self.device_meter = CudaMeter(chosen) if chosen.type == "cuda" else None
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    def begin(self, id: int, request: GenerateRequest) -> None:
+        self._refuse(request)
+        stop_tokens = frozenset() if request.ignore_stop else self._stop_tokens | frozenset(request.stop_tokens)
+        sampling = SequenceSampling(request, self._stop_tokens)
+        name = self._names[id] = str(next(self._counted))
+        self._sampler.begin(name, sampling)
+        self._sequences[name] = BatchedSequence(id, request, stop_tokens, sampling)
+        self._manager.add_request(
+            list(request.prompt),
+            request_id=name,
+            max_new_tokens=min(request.max_tokens, self._context - len(request.prompt)),
+            streaming=True,
+            eos_token_id=sorted(stop_tokens),
+        )
+
+    def step(self, due: Sequence[int]) -> list[SequenceProgress]:
+        """One forward pass for all sequences, whether due or not. Blocks. Raises EngineError."""
+        try:
+            if self.processor.prepare_next_batch():
+                self._note_cached()
+                self.processor._generation_step(self._model)
+                self.processor.update_batch()
+        except Exception as error:  # torch raises many classes, most of them RuntimeError
+            self.processor.fail_all_requests(error)
+            self._forget_all()
+            raise failure_of(error, f"{self.artefact.name}: transformers cannot run it") from error
+        return [progress for output in self._outputs() if (progress := self._progress(output)) is not None]
+
+    def cancel(self, id: int) -> None:
+        """Nothing more comes of it; its pages are free before the next step."""
+        if (name := self._names.get(id)) is not None:
+            self._end(name)
+            self._manager.cancel_request(name)
+
+    def _refuse(self, request: GenerateRequest) -> None:
+        """Raise EngineError for what cannot be computed."""
+        if len(self._sequences) >= self._slots:
+            raise EngineError(f"{self.artefact.name} has {self._slots} slots, and all are taken")
+        if not request.prompt:
+            raise EngineError("the prompt has no tokens")
+        if len(request.prompt) >= self._context:
+            raise EngineError(
+                f"the prompt has {len(request.prompt)} tokens, which leaves none for the answer: "
+                f"{self.artefact.name} has a context of {self._context}"
+            )
+        if min(request.prompt) < 0 or max(request.prompt) >= self._vocabulary_size:
+            raise EngineError(f"the prompt has tokens that are not from 0 to {self._vocabulary_size - 1}")
+        most = min(len(request.prompt) + request.max_tokens, self._context)
+        if most > self._cache_tokens:
+            raise EngineError(
+                f"prompt and max_tokens together are {most} tokens: the attention cache of {self.artefact.name} "
+                f"has room for {self._cache_tokens} here; ask for fewer max_tokens"
+            )
+        if request.schema:
+            raise EngineError("transformers follows no JSON schema: leave `json_schema` out, or ask for the edge")
+
+    def _note_cached(self) -> None:
+        """What the cache had of each prompt that has just been scheduled for the first time."""
+        for scheduled in self.processor.inputs_and_outputs.requests_in_batch:
+            sequence = self._sequences.get(scheduled.state.request_id)
+            if sequence is not None and sequence.cached_tokens is None:
+                sequence.cached_tokens = scheduled.state.position_offset - scheduled.query_length
+
+    def _outputs(self) -> list[Any]:
+        """What transformers has delivered."""
+        queue = self._manager.output_router.output_queue
+        return [queue.get_nowait() for _ in range(queue.qsize())]
+
+    def _progress(self, output: Any) -> SequenceProgress | None:
+        name = output.request_id
+        sequence = self._sequences.get(name)
+        if sequence is None:
+            return None  # it was cancelled
+        if output.error is not None:
+            self._end(name)
+            return SequenceProgress(sequence.id, error=f"{self.artefact.name} failed: {output.error}")
+        cached = 0 if sequence.made else sequence.cached_tokens or 0
+        ids = output.generated_tokens[sequence.made :]
+        stopped = bool(ids) and ids[-1] in sequence.stop_tokens
+        finished: FinishReason | None = None
+        if output.is_finished():
+            finished = "stop" if stopped else "length"
+            self._end(name)
+        batch = sequence.batch(ids[:-1] if stopped else ids)
+        return SequenceProgress(sequence.id, batch if batch.ids else None, cached, finished, stop_token=stopped)
+
+    def _end(self, name: str) -> None:
+        del self._names[self._sequences.pop(name).id]
+        self._sampler.end(name)
+
+    def _forget_all(self) -> None:
+        for name in list(self._sequences):
+            self._end(name)
+        self._outputs()
+
+    def __repr__(self) -> str:
+        return f"<ContinuousBatchingEngine {self.artefact.name} {len(self._sequences)} of {self._slots} slots>"
+
+
+def load_causal_model(artefact: Path, device: torch.device) -> Any:
+    """The model in the type that its configuration names, from a folder that is trusted with data only.
+
+    Raises:
+        EngineError: naming the file and what is wrong with it.
+    """
+    if artefact.name != WEIGHTS:
+        raise EngineError(f"{artefact}: transformers reads its weights from a file called {WEIGHTS}")
+    if not artefact.is_file():
+        raise EngineError(f"{artefact}: there is no such artefact")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported: a folder has all that it needs
+    try:
+        check_safetensors(artefact)
+        from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            str(artefact.parent),
+            dtype="auto",
+            attn_implementation="sdpa",
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+        say_if_emulated(artefact.parent.name, model.dtype, device)
+        return model.to(device).eval()
+    except ImportError:
+        raise
+    except UnsafeArrayFile as error:
+        raise EngineError(str(error)) from error
+    except Exception as error:  # transformers raises OSError, ValueError, KeyError and more
+        raise failure_of(error, f"{artefact}: transformers cannot load it") from error
+
+
+def _manager(model: Any, sampler: SequenceSampler, pages: int, slots: int, device: torch.device) -> Any:
+    """transformers' manager with its parts made, and no thread started."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    manager = model.init_continuous_batching(
+        GenerationConfig(do_sample=False, eos_token_id=-1),  # type: ignore[no-untyped-call]
+        ContinuousBatchingConfig(
+            page_size=_PAGE_TOKENS,
+            num_blocks=pages,
+            max_batch_tokens=max(_STEP_TOKENS.get(device.type, 256), slots),
+            max_requests_per_batch=slots,
+            max_blocks_per_request=0,  # the fast path for flash attention alone
+            use_async_batching=False,  # it answers one step late
+            use_cuda_graph=False,  # the sampler is no part of a graph
+            auto_switch_to_flash=False,  # which may be fetched
+            seed=0,  # of nothing: each sequence draws for itself
+        ),
+    )
+    processors = manager.logit_processor
+    processors.logits_processor.append(sampler)
+    processors.tensors_required += 1
+    processors.do_processing = True
+    manager.warmup()
+    return manager
+
+
+def _pages(config: Any, dtype: torch.dtype, cache_bytes: int, tokens: int) -> int:
+    """Pages of the attention cache. Raises EngineError where there is room for none."""
+    if not cache_bytes:
+        return -(-tokens // _PAGE_TOKENS)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    page_bytes = 2 * config.num_hidden_layers * heads * head_dim * dtype.itemsize * _PAGE_TOKENS
+    # Two more are written to by padding.
+    if (pages := cache_bytes // page_bytes - 2) < 1:
+        raise EngineError(f"a page of the attention cache is {page_bytes} bytes, and {cache_bytes} are given for 3")
+    return int(pages)
+
+
+def _ids(said: int | list[int] | None) -> tuple[int, ...]:
+    if said is None:
+        return ()
+    return (said,) if isinstance(said, int) else tuple(said)
