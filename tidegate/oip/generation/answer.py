@@ -88,7 +88,8 @@ class GenerationAnswer:
 
     async def __aexit__(self, *_: object) -> None:
         if self._answering is not None:
-            await cancel_and_wait(self._answering)
+            stopped = self.usage is not None and self.reply is None
+            await cancel_and_wait(self._answering, why="a stop string ended the text" if stopped else None)
 
     @property
     def words(self) -> dict[str, str]:
