@@ -105,6 +105,18 @@ async def test_a_caller_that_leaves_frees_the_edges_slot(tmp_path: Path) -> None
         assert made.usage is not None and made.usage.completion_tokens == 2
 
 
+async def test_a_stop_string_frees_the_edges_slot_and_is_remembered_as_the_reason(tmp_path: Path) -> None:
+    async with served(tmp_path, step_ms=5.0) as (gateway, _), sdk(gateway) as client:
+        whole = await client.completions.create(model="talker", prompt="a", max_tokens=60)
+        text = whole.choices[0].text
+        cut = await client.completions.create(model="talker", prompt="a", max_tokens=60, stop=text[20:24])
+        assert cut.choices[0].text == text[: text.index(text[20:24])]
+        assert cut.choices[0].finish_reason == "stop"
+        await until(lambda: gateway.admission.in_flight == 0)
+        newest = next(reversed(gateway.dispatcher.recorder))
+        assert newest.end == "cancelled: a stop string ended the text"
+
+
 async def test_tritons_client_gets_a_decoupled_stream(tmp_path: Path) -> None:
     def ask(address: str) -> list[Any]:
         found: queue.Queue[Any] = queue.Queue()
