@@ -161,7 +161,7 @@ async def start(stack: AsyncExitStack, scratch: Path) -> tuple[Child, Child]:
 async def watch(
     processes: dict[str, psutil.Process], pool: str, callers: StreamCallers, most: int
 ) -> list[tuple[int, int]]:
-    """(streams, bytes of gateway and pool together) as they go. Raises RuntimeError where what is counted is missing."""
+    """(streams, bytes of gateway and pool together) as they go. Raises RuntimeError where nothing is counted."""
     looks, every = [], max(1, most // LOOKS)
     while True:
         if len(looks) == LOOKS // 2:
