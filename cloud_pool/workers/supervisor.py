@@ -157,7 +157,7 @@ class PoolSupervisor:
     async def _warm(self, worker: DeviceWorker, loadable: PoolLoadable) -> None:
         key, manifest, variant = loadable.key, loadable.manifest, loadable.variant
         if key in self.lanes:
-            await warm(worker, key, manifest, variant)
+            await warm(worker, key, manifest, variant, self.lanes[key].service.table)
             return
         self._on_progress(f"measuring {key}")
         if variant.paced:

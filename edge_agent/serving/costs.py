@@ -23,6 +23,7 @@ import structlog
 from edge_agent.config import EdgeConfig
 from edge_agent.serving.runner import EngineWorker, Measure, Warm
 from tidegate import __version__
+from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.storage.atomic_file import write_atomically
 from tidegate.workers.warmup import CostPoints, measure, warm
@@ -61,7 +62,7 @@ class MeasuredCosts:
             if self._known is None:
                 self._known = await asyncio.to_thread(_read, path)
             if points := self._known.get(of):
-                await warm(worker, key, manifest, variant)
+                await warm(worker, key, manifest, variant, CostTable(points))
                 return points
             points = await measure(worker, key, manifest, variant)
             self._known = dict(list({**self._known, of: points}.items())[-MOST:])

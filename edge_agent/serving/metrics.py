@@ -35,6 +35,7 @@ class EdgeMetrics:
         scheduler: EdgeScheduler,
         sensors: Sensors,
         sync: EdgeSync | None,
+        *,
         sandbox: Mapping[str, bool] | None = None,
         generated: GeneratedCounts | None = None,
     ) -> None:

@@ -36,7 +36,7 @@ async def open_metrics(
         from tidegate.metrics.loop_families import loop_families
     except ModuleNotFoundError as error:
         raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
-    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox, generated=generated)
+    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox=sandbox, generated=generated)
     exposition = Exposition(metrics.collect)
     exposition.add(lambda: loop_families(loop_lag))
     door = ScrapeServer(exposition.render, *address)

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 
 from tidegate import clock
 from tidegate.engines.generation.limits import cache_limit_bytes, limits_of
+from tidegate.estimate.cost_table import CostTable
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import ModelOffer, ModelState, VariantOffer
 from tidegate.generate.request import GenerateRequest
@@ -81,7 +82,7 @@ class EngineWorker(SequenceComputer, SilentWorker, Protocol):
 
 StartWorker = Callable[[str], AbstractAsyncContextManager[EngineWorker]]
 Measure = Callable[[EngineWorker, str, Manifest, Variant], Awaitable[CostPoints]]
-Warm = Callable[[EngineWorker, str, Manifest, Variant], Awaitable[None]]
+Warm = Callable[[EngineWorker, str, Manifest, Variant, CostTable], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +356,8 @@ class Runner:
             self._supervised.become("warming")
         for variant in self.variants:
             if variant.name in self._times:
-                await self._warm(worker, variant.name, self.manifest, variant)
+                known = self._times[variant.name].table
+                await self._warm(worker, variant.name, self.manifest, variant, known)
             else:
                 points = await self._measure(worker, variant.name, self.manifest, variant)
                 generating = self.generating.get(variant.name)
@@ -460,6 +462,7 @@ class Runner:
             quality=variant.quality.value if variant.quality is not None else None,
             paced=variant.paced,
             slots=self._slots.get(variant.name, 0),
+            schemas=variant.follows_schemas,
         )
 
     async def _stop(self) -> None:

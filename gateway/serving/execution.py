@@ -122,10 +122,11 @@ class RequestExecution:
             self._perform(actions, self._placed_at)
             while self._end is None:
                 await (self._wait() if self._next is None else self._attempt_inline(self._next))
-        except BaseException:
+        except BaseException as error:
             now = clock.now()
             self._perform(self._machine.cancelled(now), now)
-            self._remember("cancelled: the caller left", now)
+            why = error.args[0] if isinstance(error, asyncio.CancelledError) and error.args else "the caller left"
+            self._remember(f"cancelled: {why}", now)
             raise
         finally:
             if self._timer is not None:

@@ -16,6 +16,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import variant_misfit
 from gateway.core.request.attempt import ComputedWork
+from tidegate.generate.request import SCHEMA_KEY
 from tidegate.generate.usage import FINISH_KEY, usage_of
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.models.share_weights import ShareWeights
@@ -81,6 +82,7 @@ class AskBuilder:
             and not call.variant
             and stricter(call.pin, manifest.pin) == "any",
             attested=call.attested or manifest.require == "attested",
+            schema=SCHEMA_KEY in request.parameters and manifest.generative is not None,
         )
 
     def computed(self, request: InferRequest, response: InferResponse) -> ComputedWork | None:

@@ -53,7 +53,7 @@ async def edge(manifest: Manifest) -> AsyncIterator[TargetHost[Any]]:
     async def measure(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> CostPoints:
         return ((1.0, 0.010),)
 
-    async def warm(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> None:
+    async def warm(*_: object) -> None:
         await clock.sleep(0)
 
     runner = Runner(

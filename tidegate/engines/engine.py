@@ -39,7 +39,7 @@ _TENSORRT_WAY_OUT = (
 _GENERATIVE: Final[Mapping[str, tuple[str, str, str, str]]] = {
     "onnxruntime-genai": ("onnx_genai", "OnnxGenerativeEngine", "onnxruntime-genai", "edge-llm"),
     "paced": ("paced_generation", "PacedGenerativeEngine", "", ""),
-    "transformers": ("continuous_batching", "ContinuousBatchingEngine", "transformers and PyTorch", "cloud"),
+    "transformers": ("continuous_batching", "ContinuousBatchingEngine", "transformers and PyTorch", "cloud-llm"),
 }
 _GENERATION: Final = "tidegate.engines.generation"
 

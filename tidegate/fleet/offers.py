@@ -37,6 +37,7 @@ class VariantOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     paced: bool = False  # it waits instead of computing, and answers with zeros
     standing: Standing = ""
     slots: int = 0  # generations at a time, on all workers together; 0: it does not generate
+    schemas: bool = False  # its generations can be held to a JSON schema
 
 
 REASON_CHARS: Final = 200

@@ -108,6 +108,11 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         """Whether nothing is computed: the engine only takes the time (`engines/paced.py`)."""
         return self.engine == "paced"
 
+    @property
+    def follows_schemas(self) -> bool:
+        """Whether its generations can be held to a JSON schema."""
+        return self.generation is not None and self.engine in ("onnxruntime-genai", "paced")
+
 
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How work is counted: tokens and pixels by the elements of `input`, items by its first axis, bytes by its size."""

@@ -36,8 +36,10 @@ def parse(body: bytes) -> CompletionRequest:
     """The request in a body. Raises WrongParameter, InvalidRequest."""
     asked = decoded(body, _decode)
     refuse_unserved({"echo": asked.echo, "suffix": asked.suffix, "best_of": asked.best_of not in (None, 1)})
-    max_tokens = DEFAULT_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
-    return CompletionRequest(options_of(asked, max_tokens=max_tokens, logprobs=asked.logprobs), _prompt(asked.prompt))
+    options = options_of(
+        asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs, default_max_tokens=DEFAULT_MAX_TOKENS
+    )
+    return CompletionRequest(options, _prompt(asked.prompt))
 
 
 _decode = msgspec.json.Decoder(CompletionBody).decode

@@ -132,9 +132,10 @@ class GenerationRoutes:
         pieces = await answer.take()  # whatever is wrong until here is answered in JSON
         stream = EventStream(request, stall_s=self._body_limits.stall_s)
         try:
-            await stream.begin(_words(answer))
-            await self._write(stream, answer, events, pieces)
-            await stream.end()
+            with answer.follow(self._guard, credentials_over_http(request, PROTOCOL)):
+                await stream.begin(_words(answer))
+                await self._write(stream, answer, events, pieces)
+                await stream.end()
         except ConnectionError:  # the caller has left: leaving `answer` cancels what is under way
             pass
         return stream.response

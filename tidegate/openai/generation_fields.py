@@ -80,9 +80,16 @@ class GenerationOptions(msgspec.Struct, frozen=True):
     stop_tokens: tuple[int, ...]
     logprobs: int | None
     schema: str
+    default_max_tokens: int | None = None  # of a request that does not say; None: the model's
 
 
-def options_of(fields: GenerationFields, *, max_tokens: int | None, logprobs: int | None) -> GenerationOptions:
+def options_of(
+    fields: GenerationFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    default_max_tokens: int | None = None,
+) -> GenerationOptions:
     """The options in a body. Raises WrongParameter."""
     if fields.n not in (None, 1):
         raise WrongParameter("n", f"n is {fields.n}: one answer a request is served")
@@ -115,6 +122,7 @@ def options_of(fields: GenerationFields, *, max_tokens: int | None, logprobs: in
         stop_tokens=tuple(fields.stop_token_ids or ()),
         logprobs=logprobs,
         schema=_schema(fields.response_format),
+        default_max_tokens=default_max_tokens,
     )
 
 
@@ -133,6 +141,8 @@ def generate_request(
         most = output_tokens(model, len(prompt), options.max_tokens, limits)
     except InvalidRequest as error:
         raise WrongParameter("max_tokens", error.message) from error
+    if options.max_tokens is None and options.default_max_tokens is not None:
+        most = min(most, options.default_max_tokens)
     return GenerateRequest(
         prompt,
         most,

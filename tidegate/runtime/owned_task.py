@@ -77,8 +77,12 @@ class OwnedTask:
         return f"<OwnedTask {self._name} {state}>"
 
 
-async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel the tasks and wait until they have ended; what they raise is left to their other awaiters."""
+async def cancel_and_wait(*tasks: asyncio.Future[Any], why: str | None = None) -> None:
+    """Cancel the tasks and wait until they have ended; what they raise is left to their other awaiters.
+
+    Args:
+        why: what their CancelledError says.
+    """
     for task in tasks:
-        task.cancel()
+        task.cancel(why)
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -21,10 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
+import structlog
 from numpy.typing import NDArray
 
 from tidegate import clock
 from tidegate.arrays import array_to_tensor
+from tidegate.estimate.cost_table import CostTable
 from tidegate.models.example import example_arrays
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
 from tidegate.models.work import work_of
@@ -32,10 +34,14 @@ from tidegate.types import InferRequest
 from tidegate.workers.generation.warmup import SequenceComputer, measure_generation, warm_generation
 from tidegate.workers.process import ComputeResult
 
+log = structlog.get_logger(__name__)
+
 CostPoints = tuple[tuple[float, float], ...]
 
 _STEP = 4
 _FEWEST_POINTS = 2
+_SLOW_TIMES = 4.0  # a warm call of a healthy worker on a busy machine takes less
+_SLOW_SLACK_S = 0.05
 _LONG_ENOUGH_S = 0.25
 _MIDDLE_LENGTH = 64
 _LONG = 1024  # an axis that may be longer counts as unbounded, and is measured up to _UNBOUNDED
@@ -91,14 +97,27 @@ async def measure(
     return tuple(sorted(points.items()))
 
 
-async def warm(worker: Computer, key: str, manifest: Manifest, variant: Variant) -> None:
-    """Run the smallest and the largest size once each: enough for a restarted worker whose costs are known."""
+async def warm(
+    worker: Computer, key: str, manifest: Manifest, variant: Variant, known: CostTable | None = None
+) -> None:
+    """Run the smallest and the largest size: enough for a restarted worker whose costs are known.
+
+    Where the smallest takes far longer than is `known` even when it is warm, the device is slow just now, and the
+    largest could hold the worker for minutes: it is left out, since a worker that serves slowly is better than none.
+    """
     if manifest.generative is not None:
         await warm_generation(worker, key, manifest)
         return
     planned = sizes(manifest, variant)
-    for lengths in (planned[0], planned[-1]):
-        await worker.infer(key, example_arrays(manifest, lengths))
+    smallest = example_arrays(manifest, planned[0])
+    await worker.infer(key, smallest)
+    if known is not None:
+        usual_s = known.seconds_for(_units(manifest, smallest))
+        took_s = await _timed_s(worker, key, smallest)
+        if took_s > _SLOW_TIMES * usual_s + _SLOW_SLACK_S:
+            log.warning("warm-up cut short: the device is slow now", key=key, took_s=took_s, usual_s=usual_s)
+            return
+    await worker.infer(key, example_arrays(manifest, planned[-1]))
 
 
 def sizes(manifest: Manifest, variant: Variant) -> list[dict[str, int]]:

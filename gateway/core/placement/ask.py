@@ -26,3 +26,4 @@ class Ask(NamedTuple):
     tenant: str = ""  # the tenant that pays; "" is the anonymous one
     escalates: bool = False  # an unsure answer of a lesser variant is sent on to a better one
     attested: bool = False  # targets without evidence that is good until the deadline are no candidates
+    schema: bool = False  # a generation that has to follow a JSON schema

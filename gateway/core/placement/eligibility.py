@@ -101,6 +101,8 @@ def variant_misfit(variant: VariantOffer, ask: Ask) -> str:
     if ask.min_quality and (variant.quality is None or variant.quality < ask.min_quality):
         quality = "unknown quality" if variant.quality is None else f"quality {variant.quality:g}"
         return f"has {variant.name} of {quality}"
+    if ask.schema and not variant.schemas:
+        return f"has {variant.name}, which follows no JSON schema"
     return ""
 
 
@@ -111,6 +113,8 @@ def no_candidate_reason(fleet: Fleet, ask: Ask, now: float, exclude: Collection[
         wanted += f" in variant {ask.variant}"
     if ask.min_quality:
         wanted += f" of quality {ask.min_quality:g}"
+    if ask.schema:
+        wanted += " by a JSON schema"
     if ask.pin != "any":
         wanted += f" pinned to {ask.pin}"
     if ask.attested:

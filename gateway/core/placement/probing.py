@@ -1,19 +1,23 @@
 """The probe placer sends a few requests to targets that placement would avoid, to learn how they do now.
 
 Placement goes by what is known, so a target that is thought bad gets no requests and cannot show that it is better.
-There are two cures, both paid for by requests that can bear it:
+There are three cures, all paid for by requests that can bear it:
 
     trial     a target that was ejected, once its breaker lets a probe through, is sent one request. It may fail, so it
               should be one of low priority; when none came for `PATIENCE_S`, any will do. There must be time to answer
               it elsewhere afterwards, unless there is no other target.
+    recheck   a target whose answers took DOUBTED times what it measured, and which for RECHECK_S had none for that
+              reason, is sent one request that has time for a second try. What was learned fades over half a minute
+              only (`ServiceTime`): one that was slow for a moment would be left alone long after it is well again.
     explore   of requests of low priority one in a hundred goes to the candidate that had none for the longest, and
-              for `LONG_S` at least, if it is expected well in time there; never in panic or overload.
+              for `LONG_S` at least, if it is expected well in time there; like rechecks never in panic or overload.
 
 This stands around the placer and changes which candidate of its decision is chosen, nothing else: the other
 candidates stay for the hedge and the fallback. A refusal because no target is left says when the next trial is due.
 
 Invariants: no request that was tried already is spent on a probe while another target would take it; one trial at a
-time for each target (its breakers see to that). Chance is an argument.
+time for each target (its breakers see to that); no two rechecks within GAP_S, however many targets are slow. Chance
+is an argument.
 Source: docs/design/routing.md, "Probing" (exploration, 1 %; one probe, by a sheddable request).
 """
 
@@ -38,10 +42,17 @@ SHARE: Final = 0.01  # of those, on exploring
 LONG_S: Final = 10.0
 PATIENCE_S: Final = 1.0  # how long a trial that is due waits for a request of low priority
 _WELL_IN_TIME: Final = 0.5  # of the budget
+DOUBTED: Final = 3.0  # times its table's seconds: noise and throttling are less
+RECHECK_S: Final = 1.5
+GAP_S: Final = 0.2  # from one recheck to the next, of any target
+_TWICE: Final = 2.0  # a recheck has so many times as long as its target would take if it were well
 
 
 class ProbePlacer:
-    """Decides as `placement` does, or for a target to be probed. Immutable: what is due stands in the fleet's view."""
+    """Decides as `placement` does, or for a target to be probed.
+
+    Mutable: when the last recheck was. What else is due stands in the fleet's view.
+    """
 
     def __init__(
         self,
@@ -55,6 +66,7 @@ class ProbePlacer:
         self._fleet = fleet
         self._draw = draw
         self._overloaded = overloaded
+        self._recheck_at = 0.0  # no sooner
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         """The decision, with a probe's target for the chosen one where there is one to be probed."""
@@ -64,6 +76,8 @@ class ProbePlacer:
         if decision.chosen is None or exclude:
             return decision
         probe = self._on_trial(decision, exclude) if self._fleet.balance.ejected else None
+        if probe is None and now >= self._recheck_at:
+            probe = self._doubted(decision)
         if probe is None and level_of(decision.ask.priority) >= LOW_LEVEL and self._draw() < SHARE:
             probe = self._long_unasked(decision)
         return decision if probe is None else _instead(decision, probe)
@@ -100,6 +114,25 @@ class ProbePlacer:
             if variant_ineligible(variant, ask) is None
             if (one := indexed.get((target_id, variant.name)))
         ]
+
+    def _doubted(self, decision: Decision) -> Candidate | None:
+        """A target that is left alone because it was slow, and may be well again."""
+        now, chosen = decision.at, decision.chosen
+        assert chosen is not None
+        patience_s = RECHECK_S if level_of(decision.ask.priority) >= LOW_LEVEL else RECHECK_S + PATIENCE_S
+        left_s = decision.ask.deadline - now - chosen.finish_s - chosen.margin_s
+        doubted = [
+            one
+            for one in decision.candidates
+            if one.offered.cost.factor >= DOUBTED
+            and one.target.asked_at <= now - patience_s
+            and one.trust == 1.0
+            and _TWICE * (one.link_s + one.compute_s / one.offered.cost.factor) <= left_s
+        ]
+        if not doubted or chosen in doubted or self._fleet.balance.panic or self._overloaded():
+            return None
+        self._recheck_at = now + GAP_S
+        return min(doubted, key=lambda one: one.target.asked_at)
 
     def _long_unasked(self, decision: Decision) -> Candidate | None:
         if self._fleet.balance.panic or self._overloaded():

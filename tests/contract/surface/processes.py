@@ -133,7 +133,7 @@ def _of_an_edge() -> list[Metric]:
     queue = SimpleNamespace(queued=0, in_flight=0, queue_delay_s=lambda now: 0.0, oldest_age_s=0.0)
     sensors = SimpleNamespace(now=SimpleNamespace(battery=0.5, on_battery=False, temperature_c=40.0, throttled=False))
     sync = SimpleNamespace(connected=True, epoch=1)
-    counts = EdgeMetrics(*cast(Any, (host, list, queue, sensors, sync, {"files": True})))
+    counts = EdgeMetrics(*cast(Any, (host, list, queue, sensors, sync)), sandbox={"files": True})
     return _with_loop_lag(counts.collect)
 
 

@@ -5,6 +5,7 @@ A real gateway, three edges and a small server of the Open Inference Protocol in
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ import pytest
 from tests.bench.fault_rows import stalls
 from tests.bench.fault_rows.trial import LATEST_S
 from tests.bench.faults import MODULES
-from tests.support.faults.matrix import Matrix
+from tests.support.faults.matrix import Matrix, Row
 from tests.support.gateway.casts import paced
 from tests.support.mqtt.brokers import MOSQUITTO
 
@@ -35,6 +36,38 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
     with Matrix(folder, partial(paced, edges=3), modules=MODULES, foreign=True) as running:
         running.warm_up(4.0)
         yield running
+
+
+def test_a_foreign_server_whose_process_stands_still_is_left_and_used_again_soon_after_it_goes_on(
+    matrix: Matrix,
+) -> None:
+    """SIGSTOP: its connections stay, its kernel takes what is sent, and its probes of readiness are silent as well."""
+    server = matrix.fleet.part("pool")
+    row = Row(
+        "stopped",
+        "the foreign server's process is stopped",
+        lambda _matrix: [(0.0, lambda: server.signal_all(signal.SIGSTOP))],
+        lambda _matrix: server.signal_all(signal.SIGCONT),
+        before_s=4.0,
+        during_s=3.0,
+        after_s=3.5,
+        recover_s=0.0,
+        load=0.3,
+        changes=8,
+        budget_ms=2000,
+    )
+    seen = matrix.run(row)
+    assert seen.unaccounted == 0
+    assert seen.before.served()[POOL] > 0, "its time was learned"
+    feasible = [one for one in seen.during.answers if one.units <= SMALL]
+    lost = [one for one in feasible if one.status != 200 or one.latency_s > one.budget_s + LATEST_S]
+    assert len(lost) <= 1, lost  # as below
+    moved = [flight for flight in seen.flights if {step.target for step in flight.steps} > {POOL}]
+    assert any(flight.at >= seen.broken_at and flight.outcome == "ok" for flight in moved), "a second attempt served"
+    words = [look.states[POOL] for look in seen.looks if seen.broken_at < look.at < seen.healed_at]
+    assert any(state == "down" and "gave none" in why for state, why in words), words[-1]
+    used_again_s = seen.served_again_after(POOL)
+    assert used_again_s is not None and used_again_s < 3.0
 
 
 @pytest.mark.parametrize("number", ["32b", "32h"], ids=["it hangs", "it is twenty times too slow"])

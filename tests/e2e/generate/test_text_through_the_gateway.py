@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import openai
 import pytest
@@ -104,6 +105,18 @@ async def test_a_caller_that_leaves_frees_the_edges_slot(tmp_path: Path) -> None
         assert made.usage is not None and made.usage.completion_tokens == 2
 
 
+async def test_a_stop_string_frees_the_edges_slot_and_is_remembered_as_the_reason(tmp_path: Path) -> None:
+    async with served(tmp_path, step_ms=5.0) as (gateway, _), sdk(gateway) as client:
+        whole = await client.completions.create(model="talker", prompt="a", max_tokens=60)
+        text = whole.choices[0].text
+        cut = await client.completions.create(model="talker", prompt="a", max_tokens=60, stop=text[20:24])
+        assert cut.choices[0].text == text[: text.index(text[20:24])]
+        assert cut.choices[0].finish_reason == "stop"
+        await until(lambda: gateway.admission.in_flight == 0)
+        newest = next(reversed(gateway.dispatcher.recorder))
+        assert newest.end == "cancelled: a stop string ended the text"
+
+
 async def test_tritons_client_gets_a_decoupled_stream(tmp_path: Path) -> None:
     def ask(address: str) -> list[Any]:
         found: queue.Queue[Any] = queue.Queue()
@@ -138,3 +151,36 @@ async def test_an_edge_that_dies_in_the_middle_ends_the_stream_with_an_error(tmp
                 await edge.__aexit__(None, None, None)
         assert json.dumps(failed.value.body)
         assert gateway.admission.in_flight == 0
+
+
+async def test_an_edge_speaks_text_to_its_own_callers(tmp_path: Path) -> None:
+    models = await asyncio.to_thread(text_repository, tmp_path)
+    settings: dict[str, Any] = {"name": "till", "grpc_port": 0, "http_port": 0, "model_repository": models}
+    settings |= {"state_dir": tmp_path / "state", "warmup_budget_s": 0.5}
+    async with EdgeApp(load(EdgeConfig, **settings), draw=lambda: 0.1) as edge:
+        http = edge.addresses["http"]
+        async with openai.AsyncOpenAI(base_url=f"{http}/v1", api_key="any", max_retries=0) as client:
+            whole = await client.chat.completions.create(model="talker", messages=HELLO, max_tokens=40)
+            stream = await client.chat.completions.create(model="talker", messages=HELLO, max_tokens=40, stream=True)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            assert text == whole.choices[0].message.content != ""
+            listed = [model.model_extra async for model in client.models.list()]
+            assert listed[0] is not None and "/v1/chat/completions" in listed[0]["tidegate"]["paths"]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{http}/v2/models/talker/generate", json={"text_input": "a", "max_tokens": 5}) as answer,
+        ):
+            assert len((await answer.json())["output_ids"]) == 5
+
+
+async def test_an_edge_without_the_tokenizer_gives_ids(tmp_path: Path) -> None:
+    models = await asyncio.to_thread(text_repository, tmp_path)
+    settings: dict[str, Any] = {"name": "till", "grpc_port": 0, "http_port": 0, "model_repository": models}
+    settings |= {"state_dir": tmp_path / "state", "warmup_budget_s": 0.5, "openai": False}
+    async with (
+        EdgeApp(load(EdgeConfig, **settings), draw=lambda: 0.1) as edge,
+        aiohttp.ClientSession(edge.addresses["http"]) as session,
+    ):
+        for body, status in (({"input_ids": [5], "max_tokens": 5}, 200), ({"text_input": "a"}, 501)):
+            async with session.post("/v2/models/talker/generate", json=body) as answer:
+                assert answer.status == status

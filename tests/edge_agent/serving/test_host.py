@@ -57,7 +57,7 @@ class Edge:
         async def measure(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> tuple[Any, ...]:
             return ((1.0, costs.get(variant.name, COMPUTE_S)),)
 
-        async def warm(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> None:
+        async def warm(*_: object) -> None:
             await clock.sleep(0)
 
         return Runner(

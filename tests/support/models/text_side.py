@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.support.models.generative import GENERATIVE, TALKER
 from tidegate.generate.vocabulary import vocabulary_digest
+from tidegate.models.digest import sha256_of
 from tidegate.models.manifest import Manifest
 
 END = "<|im_end|>"
@@ -51,14 +51,10 @@ def text_side_folder(path: Path, *, template: str | None = TEMPLATE, context: in
         context=context,
         vocabulary=vocabulary_digest(tokenizer),
         vocabulary_size=tokenizer.get_vocab_size(),
-        tokenizer_sha256=_sha256(path / "tokenizer.json"),
+        tokenizer_sha256=sha256_of(path / "tokenizer.json"),
         stop_tokens=(tokenizer.token_to_id(END),),
         chat_template=None if template is None else "chat_template.jinja",
-        chat_template_sha256=None if template is None else _sha256(path / "chat_template.jinja"),
+        chat_template_sha256=None if template is None else sha256_of(path / "chat_template.jinja"),
         default_max_tokens=min(64, context),
     )
     return replace(TALKER, generative=generative)
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

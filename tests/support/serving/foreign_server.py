@@ -19,7 +19,7 @@ import click
 import grpc
 import yaml
 
-from tests.support.slow_worker import TIMES_SLOWER
+from tests.support.slow_worker import TIMES_SLOWER, sleep_while
 from tidegate import clock
 from tidegate.engines.paced import read_pace
 from tidegate.estimate.cost_table import CostTable
@@ -43,7 +43,7 @@ class ForeignServer:
         self._answers = asyncio.Event()
         self._answers.set()
         self._slots = asyncio.Semaphore(SLOTS)
-        self._times = 1.0
+        self._is_slow = False
 
     def hang(self) -> None:
         """Answer no request until the next call."""
@@ -51,7 +51,7 @@ class ForeignServer:
 
     def slow(self) -> None:
         """Take twenty times as long until the next call."""
-        self._times = TIMES_SLOWER if self._times == 1.0 else 1.0
+        self._is_slow = not self._is_slow
 
     def handler(self) -> grpc.GenericRpcHandler:
         methods = {
@@ -88,7 +88,9 @@ class ForeignServer:
         shape = request.inputs[0].shape
         rows = int(shape[0])
         async with self._slots:
-            await clock.sleep(self._times * self._table.seconds_for(float(rows * shape[1])))
+            seconds = self._table.seconds_for(float(rows * shape[1]))
+            await clock.sleep(seconds)
+            await sleep_while((TIMES_SLOWER - 1.0) * seconds, lambda: self._is_slow)
             await self._answers.wait()
         (output,) = self._manifest.outputs
         width = int(output.shape[-1])

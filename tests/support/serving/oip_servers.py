@@ -18,6 +18,7 @@ from tidegate.oip import content_limits as limits_
 from tidegate.oip.body_budget import BodyLimits, BodyMemory
 from tidegate.oip.content_limits import ContentLimits
 from tidegate.oip.grpc.server import OipService, server_options
+from tidegate.oip.guard import Guard
 from tidegate.oip.http.server import OipRoutes, error_middleware
 from tidegate.openai.routes import openai_routes
 from tidegate.openai.tokens import Tokenizers
@@ -51,6 +52,7 @@ async def serving(
     *,
     limits: ContentLimits = limits_.DEFAULT,
     body_limits: BodyLimits = body_budget.DEFAULT,
+    guard: Guard | None = None,
 ) -> AsyncIterator[Servers]:
     servers = Servers(host, "", "")
 
@@ -69,6 +71,7 @@ async def serving(
         body_limits=body_limits,
         held=held,
         texts=generating,
+        guard=guard,
     )
     app.add_routes(oip.table())
     app.add_routes(
@@ -81,6 +84,7 @@ async def serving(
             body_limits=body_limits,
             held=held,
             texts=generating,
+            guard=guard,
         )
     )
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, auto_decompress=False)

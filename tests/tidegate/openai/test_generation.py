@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from tests.support.serving.host import minilm
 from tests.support.serving.oip_servers import Servers, serving
 from tests.support.serving.writing_host import WritingHost, until
 from tidegate.oip.body_budget import BodyLimits
-from tidegate.outcome import NothingAlive, Unreachable
+from tidegate.oip.guard import OpenGuard, PresentedCredentials
+from tidegate.outcome import NothingAlive, ServeError, Unauthenticated, Unreachable
 
 HELLO: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 SERVED = "cheapest; variant=paced; attempts=1; hedged=0; fallback=0; degraded=0; provisional=0"
@@ -146,6 +148,14 @@ async def test_a_completion_takes_text_or_tokens(host: WritingHost, client: open
         assert host.asked[-1].prompt == tuple(ids)
         assert (made.choices[0].text, made.choices[0].finish_reason) == ("the tide", "length")
         assert made.object == "text_completion"
+
+
+async def test_an_answer_gets_what_room_there_is_where_its_caller_does_not_say(
+    host: WritingHost, client: openai.AsyncOpenAI
+) -> None:
+    for prompt, most in (([5], 16), ([5] * 505, 7)):
+        await client.completions.create(model="talker", prompt=prompt)
+        assert host.asked[-1].max_tokens == most
 
 
 async def test_logprobs_have_the_forms_of_both_interfaces(host: WritingHost, client: openai.AsyncOpenAI) -> None:
@@ -384,3 +394,32 @@ async def test_a_model_without_a_template_completes_only(tmp_path: Path) -> None
         status, _, body = await post(servers, "/v1/chat/completions", messages=HELLO)
         assert (status, json.loads(body)["error"]["param"]) == (400, "model")
         assert "has no chat template" in json.loads(body)["error"]["message"]
+
+
+class LapsingGuard(OpenGuard):
+    """A guard under which the credentials of all streams may lapse at once."""
+
+    def __init__(self, host: WritingHost) -> None:
+        super().__init__(host)
+        self.followed: list[asyncio.Future[ServeError]] = []
+
+    @contextmanager
+    def follow(self, presented: PresentedCredentials) -> Iterator[asyncio.Future[ServeError]]:  # type: ignore[override]
+        self.followed.append(asyncio.get_running_loop().create_future())
+        yield self.followed[-1]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v2/models/talker/generate_stream"])
+async def test_a_stream_ends_with_its_credential(folder: Path, host: WritingHost, path: str) -> None:
+    host.ids, host.every_s = tuple(host.tokenizer.encode("the").ids) * 400, 0.005
+    guard = LapsingGuard(host)
+    body = {"model": "talker", "prompt": "a", "stream": True, "max_tokens": 400}
+    if path.startswith("/v2"):
+        body = {"text_input": "a", "max_tokens": 400}
+    async with serving(host, folder, guard=guard) as servers, aiohttp.ClientSession() as session:
+        async with session.post(f"http://{servers.http}{path}", json=body) as answer:
+            assert await answer.content.readuntil(b"data: ")
+            guard.followed[0].set_result(Unauthenticated("the key was revoked"))
+            rest = await answer.read()
+        assert b"the key was revoked" in rest.split(b"data: ")[-1]
+        assert host.left == 1

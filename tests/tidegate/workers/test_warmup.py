@@ -9,6 +9,7 @@ import pytest
 from tests.cloud_pool.models import TEXT, manifest_of
 from tests.support.loop import on_virtual_time
 from tidegate import clock
+from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import Axis, Batching, Cost, Manifest, TensorSpec, Variant
 from tidegate.types import Datatype
 from tidegate.workers.process import ComputeResult
@@ -119,3 +120,15 @@ async def test_a_known_model_is_only_warmed() -> None:
     device = Device()
     await warm(device, "k", TEXT, ANY)
     assert device.calls == [(1, 1), (8, 64)]
+
+
+@on_virtual_time
+async def test_a_warm_up_does_not_hold_a_worker_that_is_slow_now_for_its_largest_size() -> None:
+    known = CostTable([(1.0, 0.001), (512.0, 0.512)])
+    well, slow = Device(), Device(per_unit_s=0.060)
+    await warm(well, "k", TEXT, ANY, known)
+    assert well.calls == [(1, 1), (1, 1), (8, 64)], "its first call is slow for reasons that never come back"
+    began_at = clock.now()
+    await warm(slow, "k", TEXT, ANY, known)
+    assert slow.calls == [(1, 1), (1, 1)]
+    assert clock.now() - began_at < 10.0

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -30,6 +31,7 @@ from tidegate.runtime.process import StartError
 
 INLINE_CHARACTERS: Final = 2048
 HEAD_CHARACTERS_PER_TOKEN: Final = 32  # English has 4 to 5
+_CUT_TOKENS: Final = 256
 _BROKEN: Final = "\ufffd"
 
 log = structlog.get_logger(__name__)
@@ -78,6 +80,7 @@ class TextModel:
         """The ids of a conversation, up to where the model's answer begins.
 
         Args:
+            messages: each with a text as `content`.
             values: the template's others, such as `tools`.
             room: the most tokens that it may have.
 
@@ -88,6 +91,7 @@ class TextModel:
         """
         if self._template is None:
             raise NotSupported(f"model {self._name!r} has no chat template: it completes text, at /v1/completions")
+        await self._check_size(messages, room)
         given = {"add_generation_prompt": True, **self._special, **values, "messages": messages}
         text = await self._renderer.render(self._template, given)
         return await self.encode(text, room=room, special=False)  # a template writes its special tokens itself
@@ -99,7 +103,8 @@ class TextModel:
             ids = self._tokenizer.encode(head, add_special_tokens=special).ids
         else:
             ids = (await asyncio.to_thread(self._encode_aside, head, special)).ids
-        if len(head) < len(text) and len(ids) <= room:  # tokens of many characters, such as spaces in a row
+        # The cut may have taken a token of many characters apart, such as spaces in a row: only far too many are proof.
+        if len(head) < len(text) and len(ids) <= 2 * room + _CUT_TOKENS:
             ids = (await asyncio.to_thread(self._encode_aside, text, special)).ids
             head = text
         check_room(len(ids), room, at_least=len(head) < len(text))
@@ -128,6 +133,11 @@ class TextModel:
         text: str = self._tokenizer.decode([id], skip_special_tokens=False)
         return text
 
+    async def _check_size(self, messages: Sequence[Mapping[str, Any]], room: int) -> None:
+        """Refuse messages that are too long by themselves: rendering them would hold up the others'."""
+        if sum([len(one["content"]) for one in messages]) > HEAD_CHARACTERS_PER_TOKEN * (room + 1):
+            await self.encode("".join([one["content"] for one in messages]), room=room, special=False)
+
     def _encode_aside(self, text: str, special: bool) -> Any:
         return self._tokenizer.encode_batch([text], add_special_tokens=special)[0]
 
@@ -145,7 +155,7 @@ class TextModels:
         self._loading = asyncio.Lock()
 
     async def load(self, manifests: Sequence[Manifest]) -> None:
-        """Read those of generating models, and get ready to render their templates.
+        """Read those of generating models.
 
         Raises:
             StartError: a tokenizer or a template is another than the manifest names, or cannot be read.
@@ -156,6 +166,9 @@ class TextModels:
                     await self.of(manifest)
                 except NotSupported as error:
                     log.warning("a model generates ids only", model=manifest.name, reason=error.message)
+
+    async def start_rendering(self) -> None:
+        """Start the process for templates now, if a model that was read has one: else its first caller waits for it."""
         if any(model.chats for model in self._loaded.values()):
             await self._renderer.start()
 
@@ -181,7 +194,7 @@ class TextModels:
         template = None
         try:
             content = read_text_file(folder / generative.tokenizer, "the tokenizer", generative.tokenizer_sha256)
-            if generative.chat_template is not None:
+            if generative.chat_template is not None and _can_render(manifest):
                 path = folder / generative.chat_template
                 template = read_text_file(path, "the template", generative.chat_template_sha256).decode()
             tokenizer: Any = Tokenizer.from_buffer(content)
@@ -202,4 +215,12 @@ class TextModels:
         await self._renderer.aclose()
 
     def __repr__(self) -> str:
-        return f"<TextModels {len(self._loaded)} loaded>"
+        return f"<TextModels {len(self._loaded)} loaded, {self._renderer!r}>"
+
+
+def _can_render(manifest: Manifest) -> bool:
+    """Whether Jinja is installed: a device may do without."""
+    found = find_spec("jinja2") is not None
+    if not found:
+        log.info("a model completes text and does not chat", model=manifest.name, way_out="pip install jinja2")
+    return found

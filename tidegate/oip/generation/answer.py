@@ -14,19 +14,21 @@ Invariant: the texts of all pieces are the text of the answer; no piece holds a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Self
 
 from msgspec.structs import replace
 
-from tidegate.generate.request import OUTPUT_IDS, ids_of
+from tidegate.generate.request import MAX_OUTPUT_TOKENS, MAX_TOKENS_KEY, OUTPUT_IDS, ids_of
 from tidegate.generate.text.stop_strings import StopStrings
 from tidegate.generate.text.text_side import TextSide
 from tidegate.generate.token_stream import TokenStream
 from tidegate.generate.usage import Usage, usage_of
+from tidegate.oip.guard import Guard, PresentedCredentials
 from tidegate.oip.host import ModelHost
 from tidegate.oip.reply import ROUTE_KEY, SERVED_BY_KEY, reply_parameters, route_text
-from tidegate.outcome import BadAnswer, InvalidRequest
+from tidegate.outcome import BadAnswer, InvalidRequest, ServeError
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.token_sink import TokenBatch, TopLogprob
 from tidegate.types import Call, Reply, Route
@@ -71,8 +73,10 @@ class GenerationAnswer:
         self._stop = StopStrings(stop)
         self._stream = None if whole and not stop and "logprobs" not in call.request.parameters else TokenStream()
         self._answering: asyncio.Task[Reply] | None = None
+        self._failure: ServeError | None = None
         self.route: Route | None = None  # from the first piece on, where the host knows it
         self._seen = 0  # tokens
+        self._most = call.request.parameters.get(MAX_TOKENS_KEY, MAX_OUTPUT_TOKENS)
         self._held: list[tuple[int, TokenBatch]] = []  # tokens without text so far, as (index, batch)
 
     async def __aenter__(self) -> Self:
@@ -84,7 +88,8 @@ class GenerationAnswer:
 
     async def __aexit__(self, *_: object) -> None:
         if self._answering is not None:
-            await cancel_and_wait(self._answering)
+            stopped = self.usage is not None and self.reply is None
+            await cancel_and_wait(self._answering, why="a stop string ended the text" if stopped else None)
 
     @property
     def words(self) -> dict[str, str]:
@@ -99,10 +104,37 @@ class GenerationAnswer:
         """What has come since the last time, waiting for the first of it; nothing at the end. Raises ServeError."""
         while self.usage is None:
             batches = [] if self._stream is None else await self._stream.take()
+            if self._failure is not None:
+                raise self._failure
             pieces = self._pieces(batches) if batches else await self._end()
             if pieces:
                 return pieces
         return []
+
+    def fail(self, error: ServeError) -> None:
+        """End it with this error, though it is still being written."""
+        self._failure = error
+        if self._stream is not None:
+            self._stream.end()
+
+    @contextmanager
+    def follow(self, guard: Guard, presented: PresentedCredentials) -> Iterator[None]:
+        """Meanwhile it ends when its caller's credential is good no more."""
+        with guard.follow(presented) as lapse:
+            if lapse is None:
+                yield
+                return
+            ending = asyncio.ensure_future(lapse)
+            ending.add_done_callback(self._lapsed)
+            try:
+                yield
+            finally:
+                ending.remove_done_callback(self._lapsed)
+                ending.cancel()
+
+    def _lapsed(self, ending: asyncio.Future[ServeError]) -> None:
+        if not ending.cancelled():
+            self.fail(ending.result())
 
     async def whole(self) -> list[Piece]:
         """All of it. Raises ServeError."""
@@ -133,6 +165,7 @@ class GenerationAnswer:
     def _pieces(self, batches: Sequence[TokenBatch]) -> list[Piece]:
         pieces: list[Piece] = []
         for batch in batches:
+            self._check_count(len(batch.ids))
             if self._detokenizer is None:
                 self._seen += len(batch.ids)
                 pieces.append(Piece("", batch.ids, batch.logprobs, batch.top))
@@ -148,6 +181,12 @@ class GenerationAnswer:
                     self._stopped()
                     return pieces
         return pieces
+
+    def _check_count(self, more: int) -> None:
+        """A target is not trusted to keep to what it was asked for."""
+        assert isinstance(self._most, int)
+        if self._seen + more > self._most:
+            raise BadAnswer(f"a generation of more than the {self._most} tokens that were asked for")
 
     def _check(self, ids: Sequence[int]) -> None:
         """A target is not trusted to stay within the vocabulary."""

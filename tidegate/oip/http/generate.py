@@ -94,12 +94,13 @@ class GenerateRoutes:
             words = answer.words
             warn_of_unknown(words, headers)
             try:
-                await events.begin(words)
-                while pieces:
-                    await events.write(b"".join([_event(_fields(generation.response([one]))) for one in pieces]))
-                    pieces = await answer.take()
-                await events.write(_event(_fields(generation.response([], answer.usage))))
-                await events.end()
+                with answer.follow(self._guard, credentials_over_http(request, PROTOCOL)):
+                    await events.begin(words)
+                    while pieces:
+                        await events.write(b"".join([_event(_fields(generation.response([one]))) for one in pieces]))
+                        pieces = await answer.take()
+                    await events.write(_event(_fields(generation.response([], answer.usage))))
+                    await events.end()
             except ConnectionError:  # the caller has left: leaving `answer` cancels what is under way
                 pass
             except Exception as error:

@@ -352,7 +352,7 @@ def list_models(repository: Path) -> None:
                 variant.name,
                 variant.precision,
                 ", ".join(variant.where) or "-",
-                f"{variant.size_bytes / 1e6:.1f} MB",
+                f"{(variant.size_bytes + sum(file.size_bytes for file in variant.files)) / 1e6:.1f} MB",
                 f"{variant.quality.metric} {variant.quality.value:.4f}" if variant.quality else "-",
                 _largest(variant.max_batch, variant.max_tokens),
             )

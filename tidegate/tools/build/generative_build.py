@@ -127,9 +127,12 @@ def _dtype(folder: Path) -> str:
 def _cache_bytes(folder: Path, engine: EngineName) -> int:
     """Of the keys and values of one token: in fp32 on an edge, in the weights' type in the pool."""
     config = read_json(folder / CONFIG)
-    heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    values: int = 2 * config["num_hidden_layers"] * (config.get("num_key_value_heads") or heads) * head_dim
+    try:
+        heads = int(config["num_attention_heads"])
+        head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+        values = 2 * int(config["num_hidden_layers"]) * int(config.get("num_key_value_heads") or heads) * head_dim
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise BuildError(f"{folder / CONFIG}: does not say how large its attention cache is: {error!r}") from error
     return values * (4 if engine == "onnxruntime-genai" else _BYTES.get(_dtype(folder), 4))
 
 

@@ -18,10 +18,11 @@ from tidegate.models.generative import Generative
 from tidegate.models.manifest import Manifest
 from tidegate.models.work import generated_units
 from tidegate.token_sink import TokenSink
+from tidegate.workers.generation.silence import FEWEST_STEPS
 
 _SHORT: Final = 8
 _LONG: Final = 128
-_TOKENS: Final = 16
+_TOKENS: Final = FEWEST_STEPS
 _LEAST_S: Final = 1e-6
 _INTERVAL_S: Final = 0.001  # nothing else runs
 GenerationPoints = tuple[tuple[float, float], ...]
@@ -73,9 +74,13 @@ async def measure_generation(
 
 
 async def warm_generation(worker: SequenceComputer, key: str, manifest: Manifest) -> None:
-    """Generate once: enough for a restarted worker whose costs are known."""
+    """Generate once: for a restarted worker whose costs are known.
+
+    As many tokens as it takes to know how long its steps are, since a worker that hangs before that is known is waited
+    for until its callers' own deadlines (`silence.py`).
+    """
     short, _, tokens = _sizes(manifest.generative)
-    await _generate(worker, key, manifest.generative, short, min(2, tokens))
+    await _generate(worker, key, manifest.generative, short, tokens)
 
 
 def _sizes(generative: Generative | None) -> tuple[int, int, int]:

@@ -66,6 +66,7 @@ def random_variant(name: str, draw: Random) -> VariantOffer:
         max_tokens=draw.choice((None, None, 128)),
         quality=draw.choice((None, 0.9, 0.97, 1.0)),
         standing=draw.choice(("", "", "relief", "spare", "demanded")),
+        schemas=draw.random() < 0.7,
     )
 
 
@@ -79,7 +80,7 @@ def random_ask(draw: Random) -> Ask:
         pin=draw.choice(PINS),
         attested=draw.random() < 0.4,
     )
-    return asked._replace(priority=draw.randrange(5))
+    return asked._replace(priority=draw.randrange(5), schema=draw.random() < 0.2)
 
 
 def _plainly(one: Offer, asked: Ask, *, deferred: bool) -> bool:
@@ -94,6 +95,7 @@ def _plainly(one: Offer, asked: Ask, *, deferred: bool) -> bool:
             variant.max_tokens is None or asked.longest_row <= variant.max_tokens,
             asked.variant in ("", variant.name, variant.precision),
             asked.min_quality == 0.0 or (variant.quality is not None and variant.quality >= asked.min_quality),
+            variant.schemas or not asked.schema,
             deferred or not deferred_to(variant, asked.variant, asked.min_quality),
         )
     )

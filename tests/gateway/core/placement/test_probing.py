@@ -9,7 +9,7 @@ from gateway.core.health.breaker import AttemptVerdict
 from gateway.core.history.decision_record import pack_decision
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Decision, Placer
-from gateway.core.placement.probing import LONG_S, PATIENCE_S, SHARE, ProbePlacer
+from gateway.core.placement.probing import GAP_S, LONG_S, PATIENCE_S, RECHECK_S, SHARE, ProbePlacer
 from gateway.core.placement.tie_breaking import samples_runner_up
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry
@@ -180,3 +180,64 @@ def test_gateways_that_share_targets_take_twins_in_turn_and_others_do_not() -> N
     alone = fleet_of(edge_a=variant())
     placer = UtilityPlacer(alone, tie_breaking_draw=always)
     assert where(placer.decide(ask(), NOW))[0] == "edge/a", "there is no second"
+
+
+# targets that were slow
+
+
+def slowed(fleet: Fleet, *target_ids: str, times: float = 20.0) -> None:
+    for target_id in target_ids:
+        offered = fleet.offers("minilm", "1").all.get((target_id, "fp32"))
+        assert offered is not None
+        offered.cost.relearn(times)
+
+
+@pytest.mark.parametrize(
+    ("priority", "times", "after_s", "budget_s", "is_probe"),
+    [
+        (LOW, 20.0, RECHECK_S, 2.0, True),
+        (LOW, 20.0, RECHECK_S - 0.1, 2.0, False),  # it was asked just now
+        (LOW, 2.0, RECHECK_S, 2.0, False),  # slow, but not out of the ordinary
+        (LOW, 20.0, RECHECK_S, 0.03, False),  # no time for a second try
+        (HIGH, 20.0, RECHECK_S, 2.0, False),  # waits for one that matters less
+        (HIGH, 20.0, RECHECK_S + PATIENCE_S, 2.0, True),  # none came
+    ],
+)
+def test_a_target_that_is_left_alone_for_being_slow_is_asked_now_and_then(
+    priority: int, times: float, after_s: float, budget_s: float, is_probe: bool
+) -> None:
+    fleet = three()
+    slowed(fleet, "edge/a", times=times)
+    for target in fleet.targets.values():
+        target.asked_at = NOW
+    now = NOW + after_s
+    decision = placed(fleet, prioritized(priority, at=now, budget_s=budget_s), now)
+    assert (where(decision) == ("edge/a", "probe")) == is_probe
+    assert (decision.reason == "probe") == is_probe
+
+
+def test_slow_targets_are_asked_one_after_another_and_not_in_overload() -> None:
+    fleet, now = three(), NOW + 10.0
+    slowed(fleet, "edge/a", "edge/b", times=20.0)
+    strained = ProbePlacer(Placer(fleet), fleet, never, overloaded=lambda: True)
+    assert where(strained.decide(prioritized(LOW, at=now, budget_s=0.15), now)) == ("pool/main", "faster")
+
+    placer = ProbePlacer(Placer(fleet), fleet, never)
+    seen = []
+    for turn in range(4):
+        at = now + turn * 0.6 * GAP_S
+        decision = placer.decide(prioritized(LOW, at=at, budget_s=0.15), at)
+        assert decision.chosen is not None
+        decision.chosen.target.asked_at = at
+        seen.append(where(decision))
+    assert [reason == "probe" for _, reason in seen] == [True, False, True, False]
+    assert {target for target, reason in seen if reason == "probe"} == {"edge/a", "edge/b"}
+
+
+def test_an_answer_that_shows_it_well_again_ends_the_doubt() -> None:
+    fleet, now = three(), NOW + 10.0
+    slowed(fleet, "edge/a")
+    decision = placed(fleet, prioritized(LOW, at=now), now)
+    assert where(decision) == ("edge/a", "probe") and decision.chosen is not None
+    decision.chosen.offered.cost.relearn(1.0)
+    assert where(placed(fleet, prioritized(LOW, at=now + 5.0), now + 5.0)) == ("edge/a", "cheapest")

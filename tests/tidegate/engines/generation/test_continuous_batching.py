@@ -24,6 +24,7 @@ from tidegate.workers.process import EngineSpec, WorkerProcess
 
 pytestmark = pytest.mark.slow
 
+PROMPT = (5, 6, 7)
 PAGE = 32
 PAGE_BYTES = PAGE * 2 * 2 * 2 * 16 * 4  # keys and values of 2 layers, 2 heads of 16, in fp32
 
@@ -110,6 +111,12 @@ def test_a_text_stops_at_a_token_of_the_model_or_of_the_request_unless_that_is_i
     ignoring = run_one(engine(weights, stop_tokens=(whole[at],)), asking(30, ignore_stop=True))
     assert len(ignoring.ids) == 30 and whole[at] not in ignoring.ids  # it says something else in its place
     assert run_one(tiny, asking(30, stop_tokens=(whole[at],), ignore_stop=True)).ids == whole
+
+
+def test_a_text_goes_on_where_another_engine_stopped(tiny: GenerativeEngine) -> None:
+    for prompt in (PROMPT, tuple(range(3, 80))):
+        whole = run_one(tiny, asking(30, *prompt, ignore_stop=True)).ids
+        assert run_one(tiny, asking(18, *prompt, *whole[:12], ignore_stop=True)).ids == whole[12:]
 
 
 def test_a_text_ends_with_max_tokens_or_the_context(tiny: GenerativeEngine, weights: Path) -> None:

@@ -105,6 +105,12 @@ def test_a_text_stops_at_a_token_of_the_model_or_of_the_request_unless_that_is_i
     assert run_one(tiny, asking(30, stop_tokens=(whole[at],), ignore_stop=True)).ids == whole
 
 
+def test_a_text_goes_on_where_another_engine_stopped(tiny: GenerativeEngine) -> None:
+    for prompt in (PROMPT, tuple(range(3, 80))):
+        whole = run_one(tiny, asking(30, *prompt, ignore_stop=True)).ids
+        assert run_one(tiny, asking(18, *prompt, *whole[:12], ignore_stop=True)).ids == whole[12:]
+
+
 def test_a_text_ends_with_max_tokens_or_the_context(tiny: GenerativeEngine, tiny_genai: Path) -> None:
     for one, request, tokens in (
         (tiny, asking(1), 1),

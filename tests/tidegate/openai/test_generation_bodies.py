@@ -1,0 +1,125 @@
+"""Bodies of chats and completions: whatever comes is a request or its caller's fault, and what is refused is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.generate.request import generate_request as read_back
+from tidegate.generate.request import infer_request
+from tidegate.models.generative import Generative
+from tidegate.oip.content_limits import ContentLimits
+from tidegate.openai import chat, completions
+from tidegate.openai.generation_fields import generate_request
+from tidegate.openai.wrong_parameter import WrongParameter
+from tidegate.outcome import InvalidRequest
+
+MODEL = Generative(512, "d" * 64, 300, "tokenizer.json", "e" * 64, default_max_tokens=64)
+SCALAR = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+VALUE = st.recursive(
+    SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3)
+)
+SCHEMA = st.recursive(
+    SCALAR,
+    lambda inner: (
+        st.dictionaries(
+            st.sampled_from(["type", "properties", "items", "anyOf", "required", "$ref", "$defs", "not"]),
+            inner,
+            max_size=4,
+        )
+        | st.lists(inner, max_size=3)
+    ),
+)
+FIELDS = sorted({*chat.ChatBody.__struct_fields__, *completions.CompletionBody.__struct_fields__})
+MESSAGE = st.fixed_dictionaries(
+    {"role": st.sampled_from([*chat.ROLES, "oracle"])},
+    optional={"content": VALUE, "tool_calls": st.lists(VALUE, max_size=2), "name": VALUE, "tool_call_id": VALUE},
+)
+FORMAT = st.fixed_dictionaries(
+    {"type": st.sampled_from(["text", "json_object", "json_schema"])},
+    optional={"json_schema": st.fixed_dictionaries({"schema": SCHEMA})},
+)
+PLAIN = st.fixed_dictionaries(
+    {"model": st.just("talker"), "messages": st.lists(MESSAGE, max_size=3), "prompt": st.just("the tide")},
+    optional={
+        "response_format": FORMAT,
+        "stop": st.lists(st.text(max_size=4), max_size=5),
+        "max_tokens": st.integers(),
+    },
+)
+BODY = st.builds(
+    lambda plain, odd: {**plain, **odd}, PLAIN, st.dictionaries(st.sampled_from(FIELDS), VALUE, max_size=2)
+)
+
+
+@pytest.mark.slow
+@given(BODY)
+def test_any_body_is_a_request_or_its_callers_fault(body: dict[str, Any]) -> None:
+    for parse in (chat.parse, completions.parse):
+        try:
+            asked = parse(msgspec.json.encode(body))
+            request = generate_request(asked.options, (5,), MODEL, ContentLimits())
+        except InvalidRequest as error:
+            assert error.message
+        else:
+            # What goes to a target is what a target reads.
+            assert read_back(infer_request("talker", request), default_max_tokens=1) == request
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused(body: bytes) -> None:
+    for parse in (chat.parse, completions.parse):
+        with pytest.raises(InvalidRequest):
+            parse(b"{" + body)
+
+
+def parsed(**fields: Any) -> chat.ChatRequest:
+    messages = fields.pop("messages", [{"role": "user", "content": "x"}])
+    return chat.parse(msgspec.json.encode({"model": "talker", "messages": messages, **fields}))
+
+
+def test_messages_are_put_into_the_form_of_templates() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "tide", "arguments": '{"at": "noon"}'}}
+    asked = parsed(
+        messages=[
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "high"},
+        ]
+    )
+    system, user, assistant, tool = asked.messages
+    assert system == {"role": "system", "content": "be brief"}
+    assert user == {"role": "user", "content": "ab"}
+    assert assistant["tool_calls"][0]["function"]["arguments"] == {"at": "noon"}
+    assert tool == {"role": "tool", "content": "high", "tool_call_id": "1"}
+
+
+@pytest.mark.parametrize(("schema", "words"), [
+    ({"type": "flaot"}, "schema.type is 'flaot'"),
+    ({"type": 5}, "schema.type is '5'"),
+    ({"properties": []}, "schema.properties must be an object"),
+    ({"anyOf": {}}, "schema.anyOf must be a list"),
+    ({"required": "a"}, "schema.required must be a list"),
+    ({"$ref": "http://elsewhere/x"}, "leads elsewhere"),
+    ({"items": {"type": "nil"}}, "schema.items.type"),
+    ({"properties": {"a": {"anyOf": [{"type": "x"}]}}}, "schema.properties.a.anyOf[0].type"),
+    ({"enum": ["x" * 70_000]}, "at most 65536"),
+])  # fmt: skip
+def test_a_bad_schema_is_refused_with_the_place(schema: Any, words: str) -> None:
+    with pytest.raises(WrongParameter) as refused:
+        parsed(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert refused.value.parameter == "response_format"
+    assert words in refused.value.message
+
+
+@pytest.mark.parametrize("field", [
+    {"frequency_penalty": 0}, {"presence_penalty": 0.0}, {"logit_bias": {}}, {"n": 1}, {"modalities": ["text"]},
+    {"function_call": "none"}, {"user": "x"}, {"store": True}, {"metadata": {"a": "b"}}, {"top_k": -1},
+])  # fmt: skip
+def test_fields_that_ask_for_nothing_are_passed_by(field: dict[str, Any]) -> None:
+    assert parsed(**field) == parsed()
