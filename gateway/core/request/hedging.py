@@ -48,9 +48,7 @@ class Hedge(NamedTuple):
 
     at: float
     reason: str = "hedge"
-    instead: str = (
-        ""  # one of the reasons above: the first attempt will not be in time, and is taken out
-    )
+    instead: str = ""  # one of the reasons above: the first attempt will not be in time, and is taken out
 
 
 class HedgePolicy(Protocol):
