@@ -251,8 +251,12 @@ class Runner:
         return max([0.0, sequences_s, *calls_s])
 
     def slowness(self) -> float:
-        """How many times longer than at its warm-up its variants take, of the one that is most; 1 is as measured."""
-        return max([1.0, *(time.residual.factor for time in self._times.values())])
+        """How many times longer than at its warm-up its variants take, of the one that is most; 1 is as measured.
+
+        Of those that generate it says nothing: they are slower by how many sequences they are at.
+        """
+        plain = [time for name, time in self._times.items() if name not in self.generating]
+        return max([1.0, *(time.residual.factor for time in plain)])
 
     async def infer(self, variant: str, inputs: Arrays, patience_s: float = inf) -> ComputeResult:
         """Compute with one variant. A worker that is silent for `patience_s` is ended and replaced.

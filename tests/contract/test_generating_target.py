@@ -39,6 +39,7 @@ from tidegate.outcome import (
     ServeError,
     Unreachable,
 )
+from tidegate.runtime.process import StartError
 from tidegate.types import Accepted, Datatype, InferRequest, Reply, RequestedOutput, Tensor
 
 pytestmark = pytest.mark.slow
@@ -70,6 +71,7 @@ class Served:
         budget_s: float = 30.0,
         priority: int = 0,
         request: InferRequest | None = None,
+        variant: str = "paced",
         **sampling: Any,
     ) -> asyncio.Task[Reply]:
         """The task of a generation; its stream ends with it."""
@@ -79,7 +81,7 @@ class Served:
             try:
                 return await self.link.infer(
                     request,
-                    variant="paced",
+                    variant=variant,
                     budget_s=budget_s,
                     priority=priority,
                     traceparent="",
@@ -380,3 +382,22 @@ async def test_nothing_is_left_of_a_crowd_that_comes_and_goes_and_reads_slowly(s
         await eventually(lambda: served.load == (0, 0))
         await eventually(lambda: len(asyncio.all_tasks()) <= before)
         assert len(ids_in(await served.ask(20))) == 20
+
+
+async def test_an_artefact_that_does_not_load_is_a_reason_not_to_start(serving: Serving) -> None:
+    with pytest.raises(StartError, match=r"talker:1.* cannot be served: .*key 'prefill_chunk': must be 1 or more"):
+        async with serving(prefill_chunk=0):
+            raise AssertionError("it started")
+    assert not [one for one in psutil.Process().children() if "tidegate.workers.child" in one.cmdline()]
+
+
+async def test_each_variant_has_slots_of_its_own_and_the_one_that_is_demanded_answers(serving: Serving) -> None:
+    async with serving(slots=1, step_ms=10.0, twin="spare") as served:
+        first, _ = await served.endless()
+        assert len(ids_in(await served.ask(3, variant="spare"))) == 3
+        assert not first.done()
+        (offer,) = served.app.host.offers()
+        assert [(one.name, one.slots) for one in offer.variants] == [("paced", 1), ("spare", 1)]
+        with pytest.raises((NotSupported, InvalidRequest)):
+            await served.ask(3, variant="other")
+        first.cancel()

@@ -183,7 +183,10 @@ class AttemptTelemetry:
             return min(total_s, self.candidate.link_s)
         units, seconds = (self._units, compute_s) if work is None else work
         offered.cost.record(units, seconds)
-        if offered.cost.measured and not self._ledger.batches:  # the batch-mates are not known here
+        alone = not (
+            self._ledger.batches or offered.variant.slots
+        )  # else batch-mates, which are not known here, slow it
+        if offered.cost.measured and alone:
             variant = offered.model, offered.version, offered.variant.name
             offered.target.degradation.answered(variant, offered.cost.table_s(units), seconds, now)
         queue_s = stages.get("queue", 0.0)

@@ -23,9 +23,9 @@ from tidegate.tools.delivery.files import LocalArtefact, files_of
 NAMES = {"generation.yaml", "weights.bin", "tokenizer.json", "chat_template.jinja"}
 
 
-def talker_with_files(root: Path) -> Manifest:
+def talker_with_files(root: Path, base: Manifest | None = None) -> Manifest:
     """`talker` with one more file of its variant, a tokenizer and a template."""
-    manifest = save_talker(root, talker(), ((1.0, 2.0),), slots=4, cache_bytes=1)
+    manifest = save_talker(root, base or talker(), ((1.0, 5.0),), slots=4, cache_bytes=1)
     folder = root / manifest.name / manifest.version
     texts = {name: name.encode() for name in NAMES - {"generation.yaml"}}
     for name, raw in texts.items():

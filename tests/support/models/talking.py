@@ -15,16 +15,17 @@ from tidegate.models.repository import save_manifest
 
 
 def talker_repository(
-    root: Path, *, slots: int = 4, cache_bytes: int = 1024, step_ms: float = 2.0, **pace: Any
+    root: Path, *, slots: int = 4, cache_bytes: int = 1024, step_ms: float = 2.0, twin: str = "", **pace: Any
 ) -> Path:
     """Write it below `root`, which is returned. The artefact has these values, the manifest says the same.
 
     Args:
         step_ms: of one sequence; a batch of four takes half as long again.
+        twin: the name of a second variant with the same artefact; "": there is none.
         pace: other values of `PacedGeneration`.
     """
     steps = ((1.0, step_ms), (4.0, 1.5 * step_ms))
-    save_talker(root, talker(), steps, slots=slots, cache_bytes=cache_bytes, **pace)
+    save_talker(root, talker(), steps, slots=slots, cache_bytes=cache_bytes, twin=twin, **pace)
     return root
 
 
@@ -35,6 +36,7 @@ def save_talker(
     *,
     slots: int,
     cache_bytes: int,
+    twin: str = "",
     **pace: Any,
 ) -> Manifest:
     folder = root / manifest.name / manifest.version
@@ -55,6 +57,7 @@ def save_talker(
         size_bytes=path.stat().st_size,
         generation=cost,
     )
-    saved = replace(manifest, variants=(variant,))
+    twins = (replace(variant, name=twin),) if twin else ()
+    saved = replace(manifest, variants=(variant, *twins))
     save_manifest(folder, saved)
     return saved

@@ -149,17 +149,17 @@ class GeneratingVariant:
         return self._answer(computation, request, meter, done)
 
     def _need(self, computation: Computation, request: GenerateRequest, service: ServiceTime) -> SequenceNeed:
-        longest_s = service.predict_s(computation.work.units)
         # A stop token may end an answer at once, unless it is told to ignore them or the model has none.
         whole = request.ignore_stop or not (self._generative.stop_tokens or request.stop_tokens)
-        prompt = len(request.prompt)
-        first_s = service.predict_s(generated_units(self.manifest, prompt, 1))
-        expected = generated_units(self.manifest, prompt, max(1.0, self._expected_share * request.max_tokens))
+        prompt, share = len(request.prompt), 1.0 if whole else self._expected_share
+        certain = generated_units(self.manifest, prompt, request.max_tokens if whole else 1)
+        expected = generated_units(self.manifest, prompt, max(1.0, share * request.max_tokens))
         return SequenceNeed(
             computation.deadline,
-            longest_s if whole else min(first_s, longest_s),
+            # Proof is what was measured alone: that many sequences at once were slow says nothing of the next one.
+            min(1.0, service.residual.factor) * service.table.floor_for(certain),
             service.predict_s(expected),
-            longest_s,
+            service.predict_s(computation.work.units),
             (prompt + request.max_tokens) * self._cache_bytes,
             computation.call.priority,
         )
