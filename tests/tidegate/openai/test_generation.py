@@ -352,6 +352,20 @@ async def test_a_caller_that_leaves_before_the_first_token_cancels_too(servers: 
     await asyncio.wait_for(host.cancelled.wait(), 5)
 
 
+async def test_a_caller_of_an_older_http_gets_the_same_events_without_chunks(
+    servers: Servers, host: WritingHost
+) -> None:
+    name, _, port = servers.http.partition(":")
+    reader, writer = await asyncio.open_connection(name, int(port))
+    asked = b'{"model": "talker", "prompt": "a", "stream": true}'
+    writer.write(b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % len(asked) + asked)
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    assert b"chunked" not in head
+    text = "".join([event["choices"][0]["text"] for event in events(body)[:-1]])
+    assert (text, events(body)[-1]) == ("the tide comes in", "[DONE]")
+
+
 @pytest.mark.slow
 async def test_a_caller_that_reads_nothing_pauses_its_generation_and_is_disconnected(tmp_path: Path) -> None:
     manifest = text_side_folder(tmp_path, context=2**18)
