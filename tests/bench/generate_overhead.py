@@ -102,7 +102,7 @@ def write_model(models: Path) -> Path:
         COST,
         prefill_ms=PREFILL_MS,
         step_ms=tuple((int(batch), ms) for batch, ms in STEP_MS),
-        cache_bytes=0,
+        cache_bytes=1024,
         slots=SLOTS,
     )
     variant = replace(

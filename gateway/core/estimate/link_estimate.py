@@ -59,6 +59,7 @@ _FOUL_S: Final = 2.0  # what older round trips say is void while the weather is 
 LARGE_BYTES: Final = 32 * 1024  # bodies from here on tell the bandwidth: below, jitter drowns it
 _BANDWIDTH_WEIGHT: Final = 0.2
 _NOT_UNUSUAL: Final = 0.1  # a silence that so many round trips are longer than says nothing
+LOST: Final = 0.05  # of trust
 _MUTE_AFTER: Final = 3  # attempts without an ack, and times the patience
 _PATIENCE: Final = 4.0  # usual round trips without an ack, and ...
 _PATIENCE_S: Final = 0.020  # ... this on top
@@ -128,6 +129,7 @@ class LinkEstimate:
         "_regime",
         "_ring",
         "_sampled_at",
+        "_seems_lost_since",
         "_seems_mute_since",
         "_unaccepted",
         "_unanswered",
@@ -159,6 +161,7 @@ class LinkEstimate:
         self._path_until = 0.0  # when the kept path begins to say what is void
         self._unaccepted: dict[int, tuple[float, int]] = {}  # attempt → (sent at, bytes), oldest first
         self._seems_mute_since: float | None = None  # the first look that found it so
+        self._seems_lost_since: float | None = None  # likewise
         self._unanswered = 0  # attempts whose acks did not come since anything was heard
 
     @property
@@ -287,14 +290,25 @@ class LinkEstimate:
         Otherwise callers that leave, one before the other's ack was due, would add up to a path that says nothing.
         """
         self._unanswered -= 1
-        self._seems_mute_since = None
+        self._seems_mute_since = self._seems_lost_since = None
         oldest = next(iter(self._unaccepted.values()), None)
         self.silent_since = None if oldest is None else max(silent_since, oldest[0])
 
     def heard(self, now: float) -> None:
         """A frame came over this path: it works."""
         self.silent_since, self._unanswered = (now, len(self._unaccepted)) if self._unaccepted else (None, 0)
-        self._seems_mute_since = None
+        self._seems_mute_since = self._seems_lost_since = None
+
+    def is_lost(self, now: float) -> bool:
+        """Whether what was sent over this path is surely not answered in its usual time: its trust is next to nothing.
+
+        Seen twice, as `is_mute`, and much sooner: it moves requests and takes no target out.
+        """
+        if self.silent_since is None or self.trust(now) > LOST:
+            return False
+        if self._seems_lost_since is None:
+            self._seems_lost_since = now
+        return now - self._seems_lost_since >= SLACK_S
 
     def is_mute(self, now: float) -> bool:
         """Whether three acks are overdue, and nothing came for three times as long as makes one overdue.

@@ -22,6 +22,9 @@ surely lost finds none (simulated, four-fold jitter at 0.6 of the knee: one poin
 An attempt whose target has stalled (`health/progress.py`) is as good as refused too, and moves at every load: it is not
 computed where it is.
 
+So does one whose path has gone silent for longer than its round trips explain (`LinkEstimate.is_lost`), where no hedge
+is to be had and another target is worth what it takes from others: what is on its way there is not answered in time.
+
 Guards, since a hedge that is not needed is load: one budget for all requests (`TokenBudget`, shared with fallbacks);
 another failure domain than the first's; only last resorts while `overloaded` says so.
 
@@ -40,13 +43,13 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from gateway.core.estimate.calibration import apply_curve
-from gateway.core.estimate.link_estimate import BROKEN, SLACK_S
+from gateway.core.estimate.link_estimate import BROKEN, LOST, SLACK_S
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.completion import CompletionTime, chance_after_silence
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.utility import UtilityPlacer, candidate_completion, queue_position
-from gateway.core.request.hedging import HOPELESS, STALLED, Hedge, PendingAttempt
+from gateway.core.request.hedging import CUT_OFF, HOPELESS, STALLED, Hedge, PendingAttempt
 from gateway.core.request.token_budget import TokenBudget
 
 MIN_GAIN: Final = 0.05  # with a full budget, ...
@@ -138,6 +141,12 @@ class ChanceHedging:
                 return Hedge(at, instead=HOPELESS)
             if gain >= token_worth:
                 return Hedge(at)
+        link = watched.candidate.offered.target.link
+        if not watched.is_probe and link.silent_since is not None and link.trust(now) <= LOST:
+            fresh = self._claimed(second_takes.by(ask.deadline - now), second)
+            gain = weight * fresh - self._placer.prices.cost * second.cost - externality
+            if fresh >= _HOPELESS and gain >= MIN_GAIN:
+                return Hedge(now if link.is_lost(now) else now + SLACK_S, instead=CUT_OFF)
         if second.offered.price >= watched.candidate.offered.price:
             return None
         at = max(now, ask.deadline - second.finish_s - second.margin_s)

@@ -40,6 +40,7 @@ class PendingAttempt(NamedTuple):
 
 HOPELESS: Final = "it promised its answer for after the deadline"
 STALLED: Final = "it promised an answer and gives none"
+CUT_OFF: Final = "the way to it has gone silent"
 
 
 class Hedge(NamedTuple):
@@ -47,7 +48,7 @@ class Hedge(NamedTuple):
 
     at: float
     reason: str = "hedge"
-    instead: str = ""  # HOPELESS or STALLED: the first attempt will not be in time, and is taken out of its queue
+    instead: str = ""  # one of the reasons above: the first attempt will not be in time, and is taken out
 
 
 class HedgePolicy(Protocol):

@@ -58,7 +58,7 @@ from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.request.escalation import Escalations, provisional_due_at
-from gateway.core.request.hedging import EARLY_S, STALLED, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
+from gateway.core.request.hedging import EARLY_S, HOPELESS, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
 from tidegate.outcome import (
     DeadlineExceeded,
     Disconnected,
@@ -289,14 +289,16 @@ class RequestMachine:
         watched = self._watched[latest]
         decision = self._placement.decide(self._ask, now, self._hedges.avoid(self._launched))
         hedge = self._hedges.plan(self._ask, watched, decision, now)
-        if hedge is not None and hedge.instead and (self._hedging is None or hedge.instead == STALLED):
+        is_due = hedge is not None and hedge.at <= now + EARLY_S
+        if hedge is not None and hedge.instead and is_due and (self._hedging is None or hedge.instead != HOPELESS):
             return self._move(latest, decision, hedge.instead, now)
         # One hedge a request: more than that is load, not insurance. It may still leave a target that has stalled.
         if hedge is not None and hedge.at > now + EARLY_S and self._hedging is None:
             self._hedge_at = hedge.at
             return [self._wake()]
         if hedge is None or self._hedging is not None or not self._hedges.may_hedge():
-            is_overdue = watched.promised_at is not None and now > watched.promised_at
+            link = watched.candidate.offered.target.link
+            is_overdue = now > watched.promised_at if watched.promised_at is not None else link.acknowledges
             self._hedge_at = next_look_at(now, self._ask.deadline, is_overdue=is_overdue)
             return [self._wake()]
         self._hedging = len(self._launched)

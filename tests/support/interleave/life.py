@@ -10,6 +10,7 @@ from collections.abc import Collection
 from math import inf, isfinite
 from typing import Final, NamedTuple
 
+from gateway.core.estimate.link_estimate import LOST
 from gateway.core.fleet.target import TargetView
 from gateway.core.fleet.variant_rank import is_lesser
 from gateway.core.placement.ask import Ask
@@ -183,6 +184,8 @@ class Life:
         assert self._moved_from is not None
         if self._moved_from.progress.is_stalled(event.now):
             return  # at every load, and whatever else is under way: nothing is computed there
+        if self._moved_from.link.silent_since is not None and self._moved_from.link.trust(event.now) <= LOST:
+            return  # nor is anything answered from there
         assert not under_way and not self._hedges, "who has a hedge beside it is not moved"
         assert self.launches - 1 in self._promised, "only a promise can be hopeless"
         self._helps(candidate, event)

@@ -174,9 +174,13 @@ class GenerationAnswer:
             for index, id in enumerate(batch.ids):
                 self._seen += 1
                 text = self._stop.push(self._detokenizer.push(id))
-                self._held.append((index, batch))
-                if text:
-                    pieces.append(self._piece(text))
+                if text and not self._held:  # most tokens, and spelled out for them
+                    at = index + 1
+                    pieces.append(Piece(text, (id,), batch.logprobs[index:at], batch.top[index:at]))
+                else:
+                    self._held.append((index, batch))
+                    if text:
+                        pieces.append(self._piece(text))
                 if self._stop.is_stopped:
                     self._stopped()
                     return pieces
@@ -196,9 +200,6 @@ class GenerationAnswer:
 
     def _piece(self, text: str) -> Piece:
         held, self._held = self._held, []
-        if len(held) == 1:
-            index, batch = held[0]
-            return Piece(text, (batch.ids[index],), batch.logprobs[index : index + 1], batch.top[index : index + 1])
         return Piece(
             text,
             tuple([batch.ids[index] for index, batch in held]),

@@ -196,6 +196,17 @@ def test_a_path_is_mute_when_three_acks_are_missing_for_three_times_the_patience
     assert not link.is_mute(NOW + 9.0)
 
 
+def test_what_is_sent_into_a_silence_that_no_round_trip_explains_is_lost_by_two_looks() -> None:
+    link = acknowledging()
+    link.sent(1, NOW)
+    assert not link.is_lost(NOW + 0.030), "one round trip in ten may take so long"
+    assert not link.is_lost(NOW + 0.5), "it may be that nobody has read what came"
+    assert link.is_lost(NOW + 0.5 + 1.01 * SLACK_S)
+    link.heard(NOW + 0.53)
+    assert not link.is_lost(NOW + 0.54)
+    assert not link.is_lost(NOW + 1.5), "what came in between ends the first look's say as well"
+
+
 def test_acks_that_waited_unread_while_this_process_stood_still_are_no_silence() -> None:
     link = acknowledging()
     for attempt in range(3):

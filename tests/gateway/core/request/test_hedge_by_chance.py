@@ -12,7 +12,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.hedge_by_chance import MIN_GAIN, MOST_GAIN, SOONEST_S, ChanceHedging, failure_domain
-from gateway.core.request.hedging import HOPELESS, DeadlineHedging, Hedge, PendingAttempt
+from gateway.core.request.hedging import CUT_OFF, HOPELESS, DeadlineHedging, Hedge, PendingAttempt
 from tests.support.gateway.crossing import Scene, edge_and_pool
 from tests.support.gateway.fleets import NOW, ask, variant
 
@@ -87,6 +87,41 @@ def test_no_hedge_in_overload() -> None:
     scene.crossing = ChanceHedging(scene.placer, overloaded=lambda: True)
     assert scene.plan(after_s=0.5) is None
     assert scene.plan(after_s=0.050, promised_in_s=3.0) is None, "nor is anybody moved"
+
+
+def unheard(*, is_probe: bool = False) -> tuple[Scene, PendingAttempt]:
+    """A request on its way over a path that acknowledges in 10 ms, from which nothing has come, in overload."""
+    scene = edge_and_pool()
+    link = scene.fleet.targets["edge/a"].link
+    link.sent(1, NOW - 0.5)
+    link.accepted(1, NOW - 0.49)
+    link.sent(2, NOW)
+    scene.crossing = ChanceHedging(scene.placer, overloaded=lambda: True)
+    return scene, PendingAttempt(scene.first, NOW, is_probe=is_probe)
+
+
+def planned(scene: Scene, watched: PendingAttempt, after_s: float) -> Hedge | None:
+    return scene.crossing.plan(scene.ask, watched, scene.elsewhere(NOW + after_s), NOW + after_s)
+
+
+def test_an_attempt_on_a_path_that_has_gone_silent_moves_also_in_overload() -> None:
+    scene, watched = unheard()
+    assert planned(scene, watched, 0.030) is None, "acks take so long now and then"
+    assert planned(scene, watched, 0.300) == Hedge(NOW + 0.300 + SLACK_S, instead=CUT_OFF), "to be seen twice"
+    assert planned(scene, watched, 0.330) == Hedge(NOW + 0.330, instead=CUT_OFF)
+
+
+def test_nothing_moves_that_would_be_late_elsewhere_too_nor_a_probe_nor_after_the_path_has_spoken() -> None:
+    scene, watched = unheard()
+    planned(scene, watched, 0.300)
+    assert planned(scene, watched, 0.999) is None
+    scene, probe = unheard(is_probe=True)
+    planned(scene, probe, 0.300)
+    assert planned(scene, probe, 0.330) is None
+    scene, watched = unheard()
+    planned(scene, watched, 0.300)
+    scene.fleet.targets["edge/a"].link.heard(NOW + 0.325)
+    assert planned(scene, watched, 0.330) is None
 
 
 def test_a_queue_is_no_reason_against_a_hedge_but_what_it_burdens_others_with_is() -> None:

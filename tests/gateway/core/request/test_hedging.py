@@ -157,6 +157,27 @@ def test_a_hopeless_promise_moves_the_request_at_once_and_for_nothing() -> None:
     assert (route.reason, route.attempts, route.hedged, route.fallback) == ("fallback", 2, False, True)
 
 
+def test_what_was_sent_into_a_silence_moves_by_two_looks_for_nothing_and_in_overload() -> None:
+    scene = edge_and_pool()
+    scene.crossing = ChanceHedging(scene.placer, overloaded=lambda: True, tokens=TokenBudget(share=0.0, cap=0.0))
+    link = scene.fleet.targets["edge/a"].link
+    link.sent(1, NOW - 0.5)
+    link.accepted(1, NOW - 0.49)
+    machine = machine_of(scene)
+    actions = machine.arrived(NOW)
+    link.sent(2, NOW)
+    looks = 0
+    while not launched(actions := machine.timer(now := wake(actions))):
+        looks += 1
+        assert now < scene.ask.deadline and looks < 12
+    assert now < NOW + 0.4, "while there is time for another"
+    assert actions[0] == Cancel(0, hopeless=True)
+    assert launched(actions) == ["pool/main"]
+    (answer,) = machine.answered(1, now + 0.05)
+    assert isinstance(answer, Answer)
+    assert (answer.route.reason, answer.route.hedged) == ("fallback", False)
+
+
 def test_a_doubtful_promise_is_hedged_beside_and_paid() -> None:
     scene = edge_and_pool()
     machine = machine_of(scene)

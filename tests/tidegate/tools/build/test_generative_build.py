@@ -85,6 +85,15 @@ def test_a_folder_becomes_a_variant_for_each_place_and_both_answer(
 
 
 @pytest.mark.slow
+def test_an_edges_file_says_which_builder_made_it_and_nothing_of_this_checkout(tiny_genai: Path) -> None:
+    import onnx
+    import onnxruntime_genai
+
+    made = onnx.load(tiny_genai, load_external_data=False).producer_version
+    assert made == f"{onnxruntime_genai.__version__}+{onnxruntime_genai.__commit__[:7]}"
+
+
+@pytest.mark.slow
 def test_one_variant_alone_leaves_nothing_of_the_other(tiny_llama: Path, tmp_path: Path) -> None:
     code, output = run("add", "t", "--generative", tiny_llama, "--only", "pool", "--repository", tmp_path / "models")
     assert code == 0, output

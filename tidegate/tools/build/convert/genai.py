@@ -35,6 +35,7 @@ def convert_to_genai(source: Path, folder: Path, *, precision: str = "int4") -> 
         command += ["-p", precision, "-e", "cpu", "-c", str(Path(scratch) / "cache")]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         environment["ORT_DISABLE_TELEMETRY"] = "1"
+        environment["GIT_DIR"] = os.devnull  # it writes the commit of whatever checkout it lies in into the model
         try:
             done = subprocess.run(
                 command, env=environment, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
