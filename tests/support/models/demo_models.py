@@ -1,9 +1,10 @@
 """The demo models, built once and kept: whoever needs real models takes the fixture `demo_repository`.
 
 They are kept across test runs in `.tidegate/test-models` of the checkout, apart from those of `make run`, since what
-else is served there is its user's; or in the folder that TIDEGATE_TEST_REPOSITORY names. The language model is by itself, in `smollm2_repository`, for which
-TIDEGATE_TEST_GENERATIVE_REPOSITORY does that. The build runs in a process of its own, so that torch stays out of this
-one; tests that take a fixture should be marked slow, since the first of them may wait for half a minute.
+else is served there is its user's; or in the folder that TIDEGATE_TEST_REPOSITORY names. The language model is by
+itself, in `smollm2_repository`, for which TIDEGATE_TEST_GENERATIVE_REPOSITORY does that. The build runs in a process of
+its own, so that torch stays out of this one; tests that take a fixture should be marked slow, since the first of them
+may wait for half a minute.
 """
 
 from __future__ import annotations
