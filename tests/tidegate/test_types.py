@@ -28,7 +28,8 @@ def test_a_call_that_is_due_differs_in_its_deadline_only() -> None:
     trace = Trace(1, 2, sampled=True)
     who = ("edge", 0.9, "acme", SOMEBODY)
     sink = TokenStream()
-    call = Call(REQUEST, "oip-grpc", 5.0, None, 2, "fp32", words, lambda accepted: None, *who, True, True, trace, sink)
+    calls = [lambda accepted: None, *who, True, True, trace, sink, lambda route: None]
+    call = Call(REQUEST, "oip-grpc", 5.0, None, 2, "fp32", words, *calls)  # type: ignore[arg-type]
     assert call.due(9.0) == replace(call, deadline=9.0)
     defaults = Call(InferRequest("", ()), "", 0.0)
     changed = [one.name for one in fields(call) if getattr(call, one.name) == getattr(defaults, one.name)]
