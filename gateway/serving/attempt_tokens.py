@@ -16,17 +16,27 @@ class AttemptTokens:
 
     Args:
         sink: the caller's.
-        begin: called with the first tokens; says whether this attempt is the one that answers.
+        begin: called with this at the first tokens; says whether this attempt is the one that answers.
     """
 
-    __slots__ = ("_begin", "_credit", "_is_chosen", "_sink", "_started")
+    __slots__ = ("_begin", "_credit", "_is_chosen", "_sink", "_started", "made")
 
-    def __init__(self, sink: TokenSink, begin: Callable[[], bool]) -> None:
+    def __init__(self, sink: TokenSink, begin: Callable[[AttemptTokens], bool]) -> None:
         self._sink = sink
         self._begin = begin
         self._is_chosen: bool | None = None  # None: nothing has come yet
         self._started = 0, 0
         self._credit: Callable[[int], None] | None = None
+        self.made = 0  # tokens that the caller was given
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._started[0]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Of the prompt."""
+        return self._started[1]
 
     @property
     def window(self) -> int:
@@ -38,12 +48,13 @@ class AttemptTokens:
 
     def put(self, batch: TokenBatch) -> None:
         if self._is_chosen is None:
-            self._is_chosen = self._begin()
+            self._is_chosen = self._begin(self)
             if self._is_chosen:
                 if self._credit is not None:
                     self._sink.on_credit(self._credit)
                 self._sink.started(*self._started)
         if self._is_chosen:
+            self.made += len(batch.ids)
             self._sink.put(batch)
 
     def on_credit(self, credit: Callable[[int], None]) -> None:

@@ -46,10 +46,10 @@ from gateway.serving.confidence_policy import ConfidencePolicy
 from gateway.serving.context import DispatchContext
 from gateway.serving.work_estimate import tensor_bytes
 from tidegate import clock
-from tidegate.generate.usage import Usage, usage_if_generated
+from tidegate.generate.usage import STOPPED, Usage, usage_if_generated, usage_parameters
 from tidegate.outcome import BadAnswer, Disconnected, InternalError, ServeError, Unreachable
 from tidegate.tracing.propagation import outgoing_context
-from tidegate.types import Accepted, Call, InferRequest, Reply
+from tidegate.types import Accepted, Call, InferRequest, InferResponse, Reply
 
 log = structlog.get_logger(__name__)
 
@@ -68,7 +68,7 @@ class RequestExecution:
     __slots__ = (
         "_answers", "_attempts", "_attested", "_base_cancelling", "_body_bytes", "_call", "_context", "_end",
         "_inline", "_interrupted", "_judged", "_loop", "_machine", "_next", "_notes", "_placed_at", "_request",
-        "_rests_on", "_rows", "_started_at", "_taken_at", "_task", "_tasks", "_timer", "_units", "_waiter",
+        "_rests_on", "_rows", "_started_at", "_streamed", "_taken_at", "_task", "_tasks", "_timer", "_units", "_waiter",
         "_wake_due_at",
     )  # fmt: skip
 
@@ -108,6 +108,7 @@ class RequestExecution:
         self._waiter: asyncio.Future[None] | None = None
         self._notes: list[RequestEvent] = []  # what happened, for explanations
         self._answers: dict[int, tuple[Reply, float, float]] = {}  # by attempt: the reply, its link time, its instant
+        self._streamed: tuple[int, AttemptTokens] | None = None  # the attempt that answers token by token
         self._end: Answer | Refuse | None = None
 
     async def run(self) -> Reply:
@@ -126,6 +127,9 @@ class RequestExecution:
             now = clock.now()
             self._perform(self._machine.cancelled(now), now)
             why = error.args[0] if isinstance(error, asyncio.CancelledError) and error.args else "the caller left"
+            if why == STOPPED and self._streamed is not None:
+                task.uncancel()
+                return self._stopped(*self._streamed, now)
             self._remember(f"cancelled: {why}", now)
             raise
         finally:
@@ -201,7 +205,7 @@ class RequestExecution:
             self._note(RequestEvent(now, "accepted", number, seconds=accepted.finish_in_s))
         self._perform(self._machine.accepted(number, accepted, now), now)
 
-    def _begun(self, number: int) -> bool:
+    def _begun(self, number: int, tokens: AttemptTokens) -> bool:
         """The first token of an attempt is here; whether this is the attempt that answers."""
         if number not in self._attempts or self._end is not None:
             return False
@@ -212,6 +216,7 @@ class RequestExecution:
             return False
         if self._call.on_begun is not None:
             self._call.on_begun(self._machine.route_of(number))
+        self._streamed = number, tokens
         return True
 
     def _answered(self, number: int, reply: Reply) -> None:
@@ -355,13 +360,32 @@ class RequestExecution:
             request_id=request_id,
             batch_wait_s=min(reply.batch_wait_s, reply.stages.get("queue", 0.0)),
             link_out_s=self._link_out_s(end, link_s),
-            first_token_s=None if self._call.tokens is None else self._first_token_s(end),
+            first_token_s=None if self._call.tokens is None else self._first_token_s(end.attempt),
         )
 
-    def _first_token_s(self, end: Answer) -> float | None:
+    def _stopped(self, attempt: int, tokens: AttemptTokens, now: float) -> Reply:
+        """The end of an answer of which its front has had all that it wants: what came of it, which the front has."""
+        usage = Usage("stop", tokens.prompt_tokens, tokens.made, tokens.cached_tokens)
+        route = self._machine.route_of(attempt)
+        request_id = self._remember(AnswerRecord(attempt, route, usage), now)
+        request = self._request
+        assert self._call.deadline is not None
+        return Reply(
+            response=InferResponse(
+                request.model_name, request.model_version, (), id=request.id, parameters=usage_parameters(usage)
+            ),
+            route=route,
+            budget_left_s=self._call.deadline - now,
+            variant=route.variant,
+            attested=self._rests_on.get(attempt, ""),
+            request_id=request_id,
+            first_token_s=self._first_token_s(attempt),
+        )
+
+    def _first_token_s(self, attempt: int) -> float | None:
         """From the request's arrival to the answer's first token; None for an answer that came in one piece."""
         for note in self._notes:
-            if note.what == "begun" and note.attempt == end.attempt:
+            if note.what == "begun" and note.attempt == attempt:
                 return note.at - self._call.arrived_at
         return None
 

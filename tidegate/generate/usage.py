@@ -20,6 +20,8 @@ PREFILL_KEY: Final = "prefill_us"
 DECODE_KEY: Final = "decode_us"
 _MOST: Final = 2**53
 
+STOPPED: Final = "a stop string ended the text"  # why a front cancels a generation of which it has all it wants
+
 FinishReason = Literal["stop", "length"]  # a stop token, or max_tokens or the context
 
 

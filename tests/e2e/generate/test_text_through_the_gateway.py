@@ -105,7 +105,7 @@ async def test_a_caller_that_leaves_frees_the_edges_slot(tmp_path: Path) -> None
         assert made.usage is not None and made.usage.completion_tokens == 2
 
 
-async def test_a_stop_string_frees_the_edges_slot_and_is_remembered_as_the_reason(tmp_path: Path) -> None:
+async def test_a_stop_string_frees_the_edges_slot_and_ends_the_answer_as_an_answer(tmp_path: Path) -> None:
     async with served(tmp_path, step_ms=5.0) as (gateway, _), sdk(gateway) as client:
         whole = await client.completions.create(model="talker", prompt="a", max_tokens=60)
         text = whole.choices[0].text
@@ -114,7 +114,11 @@ async def test_a_stop_string_frees_the_edges_slot_and_is_remembered_as_the_reaso
         assert cut.choices[0].finish_reason == "stop"
         await until(lambda: gateway.admission.in_flight == 0)
         newest = next(reversed(gateway.dispatcher.recorder))
-        assert newest.end == "cancelled: a stop string ended the text"
+        assert newest.outcome == "ok" and newest.answer is not None and newest.answer.usage is not None
+        usage, told = newest.answer.usage, cut.usage
+        assert told is not None and usage.finish_reason == "stop"
+        assert usage.prompt_tokens == told.prompt_tokens
+        assert told.completion_tokens <= usage.completion_tokens < 60
 
 
 async def test_tritons_client_gets_a_decoupled_stream(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from tests.support.gateway.conductor import FP32, INT8, FakeTarget, Scene, targe
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.generate.token_stream import TokenStream
+from tidegate.generate.usage import STOPPED, Usage, usage_of
 from tidegate.outcome import DeadlineExceeded, Unreachable
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.types import Route
 
 EDGE, POOL = 100 * len("edge/a"), 100 * len("pool/main")
@@ -98,6 +100,39 @@ async def test_a_stream_that_breaks_off_ends_with_the_reason_and_is_not_begun_ag
 
     assert await ids_of(stream) == [EDGE, EDGE + 1]
     assert pool.seen == []
+    one.assert_at_rest()
+
+
+@on_virtual_time
+async def test_a_front_that_has_all_it_wants_ends_the_answer_as_an_answer() -> None:
+    edge, stream = target("edge_a", takes_s=9.0), TokenStream()
+    edge.says_at_s = (0.01, 0.02, 0.03)
+    one = scene(edge, target("pool_main"))
+    answering = asyncio.create_task(one.dispatcher.infer(one.call(tokens=stream)))  # type: ignore[arg-type]
+    await clock.sleep(0.025)
+
+    await cancel_and_wait(answering, why=STOPPED)
+
+    reply = answering.result()
+    assert usage_of(reply.response) == Usage("stop", 31, 2, 24)
+    assert reply.route is not None and reply.first_token_s is not None
+    assert (reply.route.served_by, reply.first_token_s) == ("edge/a", pytest.approx(0.01, abs=0.005))
+    assert edge.cancelled == 1
+    newest = next(reversed(one.dispatcher.recorder))
+    assert newest.outcome == "ok" and newest.answer is not None
+    assert newest.answer.usage == Usage("stop", 31, 2, 24)
+    one.assert_at_rest()
+
+
+@on_virtual_time
+async def test_what_was_stopped_before_its_first_token_was_cancelled() -> None:
+    edge = target("edge_a", takes_s=9.0)
+    one = scene(edge, target("pool_main", takes_s=9.0))
+    answering = asyncio.create_task(one.dispatcher.infer(one.call(tokens=TokenStream())))  # type: ignore[arg-type]
+    await clock.sleep(0.025)
+    await cancel_and_wait(answering, why=STOPPED)
+    assert answering.cancelled()
+    assert next(reversed(one.dispatcher.recorder)).outcome == "cancelled"
     one.assert_at_rest()
 
 

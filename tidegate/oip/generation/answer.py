@@ -24,7 +24,7 @@ from tidegate.generate.request import MAX_OUTPUT_TOKENS, MAX_TOKENS_KEY, OUTPUT_
 from tidegate.generate.text.stop_strings import StopStrings
 from tidegate.generate.text.text_side import TextSide
 from tidegate.generate.token_stream import TokenStream
-from tidegate.generate.usage import Usage, usage_of
+from tidegate.generate.usage import STOPPED, Usage, usage_of
 from tidegate.oip.guard import Guard, PresentedCredentials
 from tidegate.oip.host import ModelHost
 from tidegate.oip.reply import ROUTE_KEY, SERVED_BY_KEY, reply_parameters, route_text
@@ -89,7 +89,7 @@ class GenerationAnswer:
     async def __aexit__(self, *_: object) -> None:
         if self._answering is not None:
             stopped = self.usage is not None and self.reply is None
-            await cancel_and_wait(self._answering, why="a stop string ended the text" if stopped else None)
+            await cancel_and_wait(self._answering, why=STOPPED if stopped else None)
 
     @property
     def words(self) -> dict[str, str]:
