@@ -1,4 +1,7 @@
-"""Text from a generating model behind a whole gateway, by the clients that people have: OpenAI's SDK and Triton's."""
+"""Text from a generating model behind a whole gateway, by the clients that people have.
+
+OpenAI's SDK, Triton's client, and LangChain's from the environment that `make clients` sets up.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,10 @@ from tests.support.serving.writing_host import until
 from tidegate.config import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+ROOT = Path(__file__).parents[3]
+CLIENTS = ROOT / ".venv-clients"
+LANGCHAIN = next(CLIENTS.glob("lib/python*/site-packages/langchain_openai"), None)
 
 HELLO: Any = [{"role": "user", "content": "when does the tide come in?"}]
 
@@ -141,6 +148,46 @@ async def test_tritons_client_gets_a_decoupled_stream(tmp_path: Path) -> None:
         text = b"".join([triton_grpc.InferResult(part).as_numpy("text_output").item() for part in parts])
         made = await client.completions.create(model="talker", prompt="the tide", max_tokens=20)
         assert text.decode() == made.choices[0].text
+
+
+@pytest.mark.clients
+@pytest.mark.skipif(LANGCHAIN is None, reason="needs `make clients`")
+async def test_langchain_gets_what_openais_sdk_gets(tmp_path: Path) -> None:
+    script = ROOT / "tests" / "support" / "clients" / "langchain_client.py"
+    asked: Any = [{"role": "system", "content": "be brief"}, *HELLO]
+    async with served(tmp_path) as (gateway, _), sdk(gateway) as client:
+        chat = await client.chat.completions.create(model="talker", messages=asked, max_tokens=40)
+        plain = await client.completions.create(model="talker", prompt="the tide", max_tokens=40)
+
+        told = await json_of(CLIENTS / "bin" / "python", script, gateway.addresses["http"], "talker", "40")
+
+        text, usage = chat.choices[0].message.content, chat.usage
+        assert text and usage is not None
+        for way in ("invoke", "stream", "astream"):
+            found = told[way]
+            assert (found["text"], found["finish_reason"], found["served_by"]) == (text, "length", "edge/till"), way
+            assert found["usage"] == [usage.prompt_tokens, usage.completion_tokens, usage.total_tokens], way
+        assert min(told["stream"]["parts"], told["astream"]["parts"]) > 10  # token by token, not in one piece
+        assert told["batch"] == [text] * 3
+        assert told["completion"] == "".join(told["completion_stream"]) == plain.choices[0].text
+        assert len(told["completion_stream"]) > 10
+        assert told["error"][:2] == ["BadRequestError", "context_length_exceeded"]
+        await until(lambda: gateway.admission.in_flight == 0)  # it left one in the middle
+
+
+async def json_of(*command: object) -> Any:
+    """What a program prints as its last line."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), 100)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, errors.decode()
+    return json.loads(output.splitlines()[-1])
 
 
 async def test_an_edge_that_dies_in_the_middle_ends_the_stream_with_an_error(tmp_path: Path) -> None:
