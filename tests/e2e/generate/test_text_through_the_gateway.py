@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,7 @@ import tritonclient.grpc as triton_grpc
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
-from gateway.config.gateway import GatewayConfig
-from gateway.config.targets import TargetConfig
-from tests.support.models.talking import save_talker
-from tests.support.models.text_side import text_side_folder
+from tests.support.gateway.text_gateway import text_gateway, text_repository
 from tests.support.serving.writing_host import until
 from tidegate.config import load
 
@@ -38,54 +33,12 @@ LANGCHAIN = next(CLIENTS.glob("lib/python*/site-packages/langchain_openai"), Non
 HELLO: Any = [{"role": "user", "content": "when does the tide come in?"}]
 
 
-def text_repository(root: Path, *, step_ms: float = 2.0) -> Path:
-    """A repository with the paced model `talker`, whose tokens are of a real vocabulary."""
-    side = root / "side"
-    side.mkdir(parents=True)
-    manifest = text_side_folder(side)
-    assert manifest.generative is not None
-    ids = (5, manifest.generative.vocabulary_size - 1)
-    steps = ((1.0, step_ms), (4.0, 1.5 * step_ms))
-    save_talker(root / "models", manifest, steps, slots=4, cache_bytes=1024, ids=ids)
-    for file in side.iterdir():
-        file.rename(root / "models" / "talker" / "1" / file.name)
-    return root / "models"
-
-
-@asynccontextmanager
-async def served(folder: Path, **pace: float) -> AsyncIterator[tuple[Gateway, EdgeApp]]:
-    models = await asyncio.to_thread(text_repository, folder, **pace)
-    async with AsyncExitStack() as stack:
-        settings: dict[str, Any] = {
-            "name": "till",
-            "grpc_port": 0,
-            "http_port": None,
-            "model_repository": models,
-            "state_dir": folder / "state",
-            "warmup_budget_s": 0.5,
-        }
-        edge = await stack.enter_async_context(EdgeApp(load(EdgeConfig, **settings), draw=lambda: 0.1))
-        target = TargetConfig(name="till", tier="edge", address=edge.addresses["grpc"])  # type: ignore[call-arg]
-        config = GatewayConfig(  # type: ignore[call-arg]
-            model_repository=models,
-            targets=(target,),
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
-            admin_port=0,
-            advertised_networks=("127.0.0.0/8",),
-        )
-        gateway = await stack.enter_async_context(Gateway(config))
-        await gateway.static_targets_tried(30.0)
-        yield gateway, edge
-
-
 def sdk(gateway: Gateway) -> openai.AsyncOpenAI:
     return openai.AsyncOpenAI(base_url=f"{gateway.addresses['http']}/v1", api_key="any", max_retries=0)
 
 
 async def test_a_chat_streams_from_an_edge_and_says_so(tmp_path: Path) -> None:
-    async with served(tmp_path) as (gateway, _), sdk(gateway) as client:
+    async with text_gateway(tmp_path) as (gateway, _), sdk(gateway) as client:
         whole = await client.chat.completions.create(model="talker", messages=HELLO, max_tokens=40)
         stream = await client.chat.completions.create(
             model="talker", messages=HELLO, max_tokens=40, stream=True, stream_options={"include_usage": True}
@@ -101,7 +54,7 @@ async def test_a_chat_streams_from_an_edge_and_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_caller_that_leaves_frees_the_edges_slot(tmp_path: Path) -> None:
-    async with served(tmp_path, step_ms=20.0) as (gateway, _), sdk(gateway) as client:
+    async with text_gateway(tmp_path, step_ms=20.0) as (gateway, _), sdk(gateway) as client:
         for _ in range(6):  # more than there are slots
             stream = await client.chat.completions.create(model="talker", messages=HELLO, max_tokens=400, stream=True)
             async for _ in stream:
@@ -113,7 +66,7 @@ async def test_a_caller_that_leaves_frees_the_edges_slot(tmp_path: Path) -> None
 
 
 async def test_a_stop_string_frees_the_edges_slot_and_is_remembered_as_the_reason(tmp_path: Path) -> None:
-    async with served(tmp_path, step_ms=5.0) as (gateway, _), sdk(gateway) as client:
+    async with text_gateway(tmp_path, step_ms=5.0) as (gateway, _), sdk(gateway) as client:
         whole = await client.completions.create(model="talker", prompt="a", max_tokens=60)
         text = whole.choices[0].text
         cut = await client.completions.create(model="talker", prompt="a", max_tokens=60, stop=text[20:24])
@@ -140,7 +93,7 @@ async def test_tritons_client_gets_a_decoupled_stream(tmp_path: Path) -> None:
             client.stop_stream()
         return answers
 
-    async with served(tmp_path) as (gateway, _), sdk(gateway) as client:
+    async with text_gateway(tmp_path) as (gateway, _), sdk(gateway) as client:
         *parts, last = await asyncio.to_thread(ask, gateway.addresses["grpc"])
         ids = [id for part in parts for id in triton_grpc.InferResult(part).as_numpy("output_ids").tolist()]
         assert len(parts) > 1 and len(ids) == 20
@@ -155,7 +108,7 @@ async def test_tritons_client_gets_a_decoupled_stream(tmp_path: Path) -> None:
 async def test_langchain_gets_what_openais_sdk_gets(tmp_path: Path) -> None:
     script = ROOT / "tests" / "support" / "clients" / "langchain_client.py"
     asked: Any = [{"role": "system", "content": "be brief"}, *HELLO]
-    async with served(tmp_path) as (gateway, _), sdk(gateway) as client:
+    async with text_gateway(tmp_path) as (gateway, _), sdk(gateway) as client:
         chat = await client.chat.completions.create(model="talker", messages=asked, max_tokens=40)
         plain = await client.completions.create(model="talker", prompt="the tide", max_tokens=40)
 
@@ -191,7 +144,7 @@ async def json_of(*command: object) -> Any:
 
 
 async def test_an_edge_that_dies_in_the_middle_ends_the_stream_with_an_error(tmp_path: Path) -> None:
-    async with served(tmp_path, step_ms=20.0) as (gateway, edge), sdk(gateway) as client:
+    async with text_gateway(tmp_path, step_ms=20.0) as (gateway, edge), sdk(gateway) as client:
         stream = await client.completions.create(model="talker", prompt="a", max_tokens=400, stream=True)
         with pytest.raises(openai.APIError) as failed:
             async for _ in stream:
