@@ -169,6 +169,7 @@ class ConsoleView:
             overloaded=overload.reason if overload.on else "",
             panic=self.fleet.balance.panic,
             refused_devices=sorted(self.refused),
+            in_flight=self.admission.in_flight,
             others=[
                 *rollout_findings(self.rollouts()),
                 *(ConsoleFinding("attention", _condition(one), one["target"]) for one in conditions[:NAMED]),
