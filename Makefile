@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.set-up
-# kserve's and Triton's clients pin versions of their own, so they live in an environment of their own.
+# kserve's, Triton's and LangChain's clients pin versions of their own, so they live in an environment of their own.
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.set-up
 # So do the servers that a benchmark measures beside ours.
@@ -138,10 +138,11 @@ checks:
 
 # Without these the tests that drive them are skipped, and say so: the system itself needs neither.
 $(CLIENTS_READY): Makefile | $(READY)
-	@echo "setting up $(CLIENTS): kserve's client and Triton's perf_analyzer, for the tests only"
+	@echo "setting up $(CLIENTS): kserve's client, Triton's perf_analyzer and LangChain's, for the tests only"
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@if $(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check \
-		kserve==0.21.0 tritonclient==2.41.0 nvidia-cuda-runtime-cu12 >$(CLIENTS)/pip.log 2>&1; then touch $@; \
+		kserve==0.21.0 tritonclient==2.41.0 nvidia-cuda-runtime-cu12 \
+		langchain-openai==1.5.2 langchain-core==1.7.2 >$(CLIENTS)/pip.log 2>&1; then touch $@; \
 	else echo "  not possible here (see $(CLIENTS)/pip.log): the tests of these clients will be skipped"; fi
 
 $(CHECKS_READY): Makefile

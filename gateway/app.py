@@ -133,7 +133,8 @@ class Gateway:
         strained = lambda: self.admission.overloaded() or self.fleet.balance.panic  # noqa: E731
         held = Quarantine()
         self.dispatcher = self._new_dispatcher(held, strained)
-        self.watch = ConsoleHistory(self.fleet, lambda: self.admission.in_flight) if config.console else None
+        generates = lambda request: self._generative_of(request) is not None  # noqa: E731
+        self.watch = ConsoleHistory(self.fleet, lambda: self.admission.in_flight, generates) if config.console else None
         self.telemetry = Telemetry(
             config,
             self.dispatcher,

@@ -15,12 +15,23 @@ class TokenStream:
     at a time and no more often.
     """
 
-    __slots__ = ("_batches", "_credit", "_ended", "_owed", "_waiter", "cached_tokens", "prompt_tokens", "window")
+    __slots__ = (
+        "_batches",
+        "_credit",
+        "_ended",
+        "_owed",
+        "_waiter",
+        "cached_tokens",
+        "prompt_tokens",
+        "received",
+        "window",
+    )
 
     def __init__(self, window: int = DEFAULT_WINDOW) -> None:
         self.window = window
         self.prompt_tokens: int | None = None  # None: it has not started
         self.cached_tokens = 0
+        self.received = 0  # tokens of the answer, read or not
         self._batches: list[TokenBatch] = []
         self._credit: Callable[[int], None] | None = None
         self._owed = 0  # tokens read and not yet credited
@@ -33,6 +44,7 @@ class TokenStream:
 
     def put(self, batch: TokenBatch) -> None:
         self._batches.append(batch)
+        self.received += len(batch.ids)
         self._wake()
 
     def on_credit(self, credit: Callable[[int], None]) -> None:

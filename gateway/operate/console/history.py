@@ -24,10 +24,11 @@ from gateway.core.estimate.sliding_stats import SLOT_S, Ending, SlidingStats, bu
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_health import SAMPLE_EVERY_S, RttTimeline
 from gateway.core.history.unanswered import unanswered_word
+from gateway.operate.console.generations import GenerationRates
 from tidegate import clock
 from tidegate.outcome import CallerError, Outcome, ServeError
 from tidegate.runtime.owned_task import OwnedTask
-from tidegate.types import Call, Reply, TargetId
+from tidegate.types import Call, InferRequest, Reply, TargetId
 
 log = structlog.get_logger(__name__)
 
@@ -56,7 +57,13 @@ class HistoryPoint(NamedTuple):
 class ConsoleHistory:
     """An `Observer` of requests and links. `async with` samples once a second until it ends."""
 
-    def __init__(self, fleet: Fleet, in_flight: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        in_flight: Callable[[], int],
+        generates: Callable[[InferRequest], bool] = lambda _request: False,
+    ) -> None:
+        """Args: generates: whether the model of a request gives its answer token by token."""
         self._classes: SlidingStats[ClassKey] = SlidingStats()
         self._targets: SlidingStats[str] = SlidingStats()
         self._ways: SlidingStats[WayKey] = SlidingStats()
@@ -65,6 +72,7 @@ class ConsoleHistory:
         self._slot = -1
         self.points: deque[HistoryPoint] = deque(maxlen=POINTS)
         self.timelines: dict[str, RttTimeline] = {}
+        self.generations = GenerationRates(generates)
         self.answered_models: set[str] = set()  # since the start; bounded by the repository
         self._fleet = fleet
         self._in_flight = in_flight
@@ -96,8 +104,12 @@ class ConsoleHistory:
 
     # as an observer
 
+    def began(self, call: Call) -> None:
+        self.generations.began(call)
+
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         self.answered_models.add(call.request.model_name)
+        self.generations.answered(call, reply, now)
         left_s, route = reply.budget_left_s, reply.route
         ending: Ending = "late" if left_s is not None and left_s < 0 else "in_time"
         if route is None:
@@ -106,6 +118,7 @@ class ConsoleHistory:
             self._count(call, ending, route.served_by, route.reason, now)
 
     def ended(self, call: Call, error: BaseException, now: float) -> None:
+        self.generations.ended(call, now)
         if not isinstance(error, (asyncio.CancelledError, CallerError)):
             code = Outcome.of(error).value
             attempted = isinstance(error, ServeError) and error.attempted
@@ -145,6 +158,7 @@ class ConsoleHistory:
     def tick(self, now: float, utc_s: float) -> None:
         """Add the point of the second that is over, and every other second a sample of each link."""
         self._move_counts()
+        self.generations.sample(now)
         second, self._second = self._second.total(now), SlidingStats()
         p50_s, p95_s, p99_s = second.quantiles_s or (None, None, None)
         self.points.append(

@@ -25,6 +25,7 @@ from gateway.core.fleet.target import TargetView
 from gateway.core.versions.canary import CanaryRollout
 from gateway.observe.conditions import OtherCondition, conditions_json
 from gateway.operate.admin import target_of
+from gateway.operate.console.generations import GenerationSummary
 from gateway.operate.console.history import ConsoleHistory, HistoryPoint
 from gateway.operate.console.progress import rollout_findings, rollout_rows
 from gateway.operate.console.verdict import NAMED, ConsoleFinding, ConsoleVerdict, HealthFinding, console_verdict
@@ -104,6 +105,7 @@ class ConsoleView:
             "classes": [
                 {"model": model, "priority": priority, **_recent(one)} for (model, priority), one in classes[:CLASSES]
             ],
+            "generations": self._generations(now),
             "ways": self._ways(now),
             "conditions": conditions[:CONDITIONS],
             "rollouts": rollout_rows(self.rollouts()),
@@ -167,6 +169,7 @@ class ConsoleView:
             overloaded=overload.reason if overload.on else "",
             panic=self.fleet.balance.panic,
             refused_devices=sorted(self.refused),
+            in_flight=self.admission.in_flight,
             others=[
                 *rollout_findings(self.rollouts()),
                 *(ConsoleFinding("attention", _condition(one), one["target"]) for one in conditions[:NAMED]),
@@ -216,6 +219,13 @@ class ConsoleView:
             row["timeline_ms"] = _timeline(timeline_of.last(TIMELINE))
         return row
 
+    def _generations(self, now: float) -> list[dict[str, Any]]:
+        """Return the models that generate, or could: the busiest first, then those at rest."""
+        busy = self.watch.generations.read(now)
+        rest = {one.name for one in self.catalog.manifests if one.generative} - {one.model for one in busy}
+        found = [*busy, *(GenerationSummary(name, 0, 0.0, 0.0, ()) for name in sorted(rest))]
+        return [_generation(one) for one in found[:CLASSES]]
+
     def _ways(self, now: float) -> list[dict[str, Any]]:
         ways = sorted(self.watch.ways.items(now), key=lambda one: -one[1].per_s)
         return [
@@ -260,6 +270,18 @@ def _recent(recent: WindowSummary) -> dict[str, Any]:
         "p50_ms": _ms(p50),
         "p95_ms": _ms(p95),
         "p99_ms": _ms(p99),
+    }
+
+
+def _generation(one: GenerationSummary) -> dict[str, Any]:
+    p50, p95, _ = one.first_token_s or (None, None, None)
+    return {
+        "model": one.model,
+        "under_way": one.under_way,
+        "in_per_s": round(one.in_per_s, 2),
+        "out_per_s": round(one.out_per_s, 2),
+        "first_p50_ms": _ms(p50),
+        "first_p95_ms": _ms(p95),
     }
 
 

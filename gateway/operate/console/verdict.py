@@ -66,6 +66,7 @@ def console_verdict(
     panic: bool,
     refused_devices: Sequence[str],
     others: Iterable[ConsoleFinding] = (),
+    in_flight: int = 0,
 ) -> ConsoleVerdict:
     """Return the verdict with its findings, worst first.
 
@@ -76,6 +77,7 @@ def console_verdict(
         overloaded: why shedding is on; "" when it is not.
         refused_devices: devices that are not dialled.
         others: findings of other modules.
+        in_flight: requests that have not ended: a generation may be the only one for minutes.
     """
     found = [
         *_of_targets(targets, unhealthy),
@@ -88,18 +90,18 @@ def console_verdict(
     ]
     found.sort(key=lambda one: one.level != "trouble")
     del found[MOST_FINDINGS:]
-    return ConsoleVerdict(_state(found), _sentence(found, total), tuple(found))
+    return ConsoleVerdict(_state(found), _sentence(found, idle=not (total.asked or in_flight)), tuple(found))
 
 
 def _state(found: Sequence[ConsoleFinding]) -> State:
     return found[0].level if found else "well"
 
 
-def _sentence(found: Sequence[ConsoleFinding], total: WindowSummary) -> str:
+def _sentence(found: Sequence[ConsoleFinding], *, idle: bool) -> str:
     if found:
         more = len(found) - 1
         return found[0].words + (f", and {more} more" if more else "")
-    return "All is well" if total.asked else "All is well: nobody is asking just now"
+    return "All is well: nobody is asking just now" if idle else "All is well"
 
 
 def _of_targets(targets: int, unhealthy: Sequence[HealthFinding]) -> list[ConsoleFinding]:

@@ -1,12 +1,13 @@
-"""Text from a generating model behind a whole gateway, by the clients that people have: OpenAI's SDK and Triton's."""
+"""Text from a generating model behind a whole gateway, by the clients that people have.
+
+OpenAI's SDK, Triton's client, and LangChain's from the environment that `make clients` sets up.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import queue
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,58 +20,17 @@ import tritonclient.grpc as triton_grpc
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
-from gateway.config.gateway import GatewayConfig
-from gateway.config.targets import TargetConfig
-from tests.support.models.talking import save_talker
-from tests.support.models.text_side import text_side_folder
+from tests.support.gateway.text_gateway import text_gateway, text_repository
 from tests.support.serving.writing_host import until
 from tidegate.config import load
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
+ROOT = Path(__file__).parents[3]
+CLIENTS = ROOT / ".venv-clients"
+LANGCHAIN = next(CLIENTS.glob("lib/python*/site-packages/langchain_openai"), None)
+
 HELLO: Any = [{"role": "user", "content": "when does the tide come in?"}]
-
-
-def text_repository(root: Path, *, step_ms: float = 2.0) -> Path:
-    """A repository with the paced model `talker`, whose tokens are of a real vocabulary."""
-    side = root / "side"
-    side.mkdir(parents=True)
-    manifest = text_side_folder(side)
-    assert manifest.generative is not None
-    ids = (5, manifest.generative.vocabulary_size - 1)
-    steps = ((1.0, step_ms), (4.0, 1.5 * step_ms))
-    save_talker(root / "models", manifest, steps, slots=4, cache_bytes=1024, ids=ids)
-    for file in side.iterdir():
-        file.rename(root / "models" / "talker" / "1" / file.name)
-    return root / "models"
-
-
-@asynccontextmanager
-async def served(folder: Path, **pace: float) -> AsyncIterator[tuple[Gateway, EdgeApp]]:
-    models = await asyncio.to_thread(text_repository, folder, **pace)
-    async with AsyncExitStack() as stack:
-        settings: dict[str, Any] = {
-            "name": "till",
-            "grpc_port": 0,
-            "http_port": None,
-            "model_repository": models,
-            "state_dir": folder / "state",
-            "warmup_budget_s": 0.5,
-        }
-        edge = await stack.enter_async_context(EdgeApp(load(EdgeConfig, **settings), draw=lambda: 0.1))
-        target = TargetConfig(name="till", tier="edge", address=edge.addresses["grpc"])  # type: ignore[call-arg]
-        config = GatewayConfig(  # type: ignore[call-arg]
-            model_repository=models,
-            targets=(target,),
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
-            admin_port=0,
-            advertised_networks=("127.0.0.0/8",),
-        )
-        gateway = await stack.enter_async_context(Gateway(config))
-        await gateway.static_targets_tried(30.0)
-        yield gateway, edge
 
 
 def sdk(gateway: Gateway) -> openai.AsyncOpenAI:
@@ -78,7 +38,7 @@ def sdk(gateway: Gateway) -> openai.AsyncOpenAI:
 
 
 async def test_a_chat_streams_from_an_edge_and_says_so(tmp_path: Path) -> None:
-    async with served(tmp_path) as (gateway, _), sdk(gateway) as client:
+    async with text_gateway(tmp_path) as (gateway, _), sdk(gateway) as client:
         whole = await client.chat.completions.create(model="talker", messages=HELLO, max_tokens=40)
         stream = await client.chat.completions.create(
             model="talker", messages=HELLO, max_tokens=40, stream=True, stream_options={"include_usage": True}
@@ -94,7 +54,7 @@ async def test_a_chat_streams_from_an_edge_and_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_caller_that_leaves_frees_the_edges_slot(tmp_path: Path) -> None:
-    async with served(tmp_path, step_ms=20.0) as (gateway, _), sdk(gateway) as client:
+    async with text_gateway(tmp_path, step_ms=20.0) as (gateway, _), sdk(gateway) as client:
         for _ in range(6):  # more than there are slots
             stream = await client.chat.completions.create(model="talker", messages=HELLO, max_tokens=400, stream=True)
             async for _ in stream:
@@ -106,7 +66,7 @@ async def test_a_caller_that_leaves_frees_the_edges_slot(tmp_path: Path) -> None
 
 
 async def test_a_stop_string_frees_the_edges_slot_and_ends_the_answer_as_an_answer(tmp_path: Path) -> None:
-    async with served(tmp_path, step_ms=5.0) as (gateway, _), sdk(gateway) as client:
+    async with text_gateway(tmp_path, step_ms=5.0) as (gateway, _), sdk(gateway) as client:
         whole = await client.completions.create(model="talker", prompt="a", max_tokens=60)
         text = whole.choices[0].text
         cut = await client.completions.create(model="talker", prompt="a", max_tokens=60, stop=text[20:24])
@@ -137,7 +97,7 @@ async def test_tritons_client_gets_a_decoupled_stream(tmp_path: Path) -> None:
             client.stop_stream()
         return answers
 
-    async with served(tmp_path) as (gateway, _), sdk(gateway) as client:
+    async with text_gateway(tmp_path) as (gateway, _), sdk(gateway) as client:
         *parts, last = await asyncio.to_thread(ask, gateway.addresses["grpc"])
         ids = [id for part in parts for id in triton_grpc.InferResult(part).as_numpy("output_ids").tolist()]
         assert len(parts) > 1 and len(ids) == 20
@@ -147,8 +107,48 @@ async def test_tritons_client_gets_a_decoupled_stream(tmp_path: Path) -> None:
         assert text.decode() == made.choices[0].text
 
 
+@pytest.mark.clients
+@pytest.mark.skipif(LANGCHAIN is None, reason="needs `make clients`")
+async def test_langchain_gets_what_openais_sdk_gets(tmp_path: Path) -> None:
+    script = ROOT / "tests" / "support" / "clients" / "langchain_client.py"
+    asked: Any = [{"role": "system", "content": "be brief"}, *HELLO]
+    async with text_gateway(tmp_path) as (gateway, _), sdk(gateway) as client:
+        chat = await client.chat.completions.create(model="talker", messages=asked, max_tokens=40)
+        plain = await client.completions.create(model="talker", prompt="the tide", max_tokens=40)
+
+        told = await json_of(CLIENTS / "bin" / "python", script, gateway.addresses["http"], "talker", "40")
+
+        text, usage = chat.choices[0].message.content, chat.usage
+        assert text and usage is not None
+        for way in ("invoke", "stream", "astream"):
+            found = told[way]
+            assert (found["text"], found["finish_reason"], found["served_by"]) == (text, "length", "edge/till"), way
+            assert found["usage"] == [usage.prompt_tokens, usage.completion_tokens, usage.total_tokens], way
+        assert min(told["stream"]["parts"], told["astream"]["parts"]) > 10  # token by token, not in one piece
+        assert told["batch"] == [text] * 3
+        assert told["completion"] == "".join(told["completion_stream"]) == plain.choices[0].text
+        assert len(told["completion_stream"]) > 10
+        assert told["error"][:2] == ["BadRequestError", "context_length_exceeded"]
+        await until(lambda: gateway.admission.in_flight == 0)  # it left one in the middle
+
+
+async def json_of(*command: object) -> Any:
+    """What a program prints as its last line."""
+    process = await asyncio.create_subprocess_exec(
+        *map(str, command), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), 100)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode == 0, errors.decode()
+    return json.loads(output.splitlines()[-1])
+
+
 async def test_an_edge_that_dies_in_the_middle_ends_the_stream_with_an_error(tmp_path: Path) -> None:
-    async with served(tmp_path, step_ms=20.0) as (gateway, edge), sdk(gateway) as client:
+    async with text_gateway(tmp_path, step_ms=20.0) as (gateway, edge), sdk(gateway) as client:
         stream = await client.completions.create(model="talker", prompt="a", max_tokens=400, stream=True)
         with pytest.raises(openai.APIError) as failed:
             async for _ in stream:

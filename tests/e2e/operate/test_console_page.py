@@ -9,8 +9,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
+import openai
 import pytest
 
 from gateway.app import Gateway
@@ -21,6 +23,7 @@ from gateway.delivery.trials import TrialFigures
 from gateway.operate.console.snapshot import ROWS
 from tests.support.gateway.app import Far, ask, configured, gateway_for, running, target
 from tests.support.gateway.guarded import guarded
+from tests.support.gateway.text_gateway import text_gateway
 from tests.support.observe.browser import MISSING, PROGRAM, SHOTS, Page, chromium
 from tidegate import clock
 from tidegate.fleet.conditions import DeviceConditions
@@ -99,6 +102,46 @@ async def test_the_page_is_alive_while_requests_come_and_fits_every_screen_and_t
                              "document.querySelector('#chart-requests path.line').getTotalLength() > 0")  # fmt: skip
             await page.screenshot(SHOTS / f"console-{name}.png")
         assert page.errors == []
+
+
+async def test_generations_under_way_and_their_tokens_are_shown_and_a_request_says_what_it_took(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        gateway, _ = await stack.enter_async_context(text_gateway(tmp_path, step_ms=20.0))
+        client = openai.AsyncOpenAI(base_url=f"{gateway.addresses['http']}/v1", api_key="any", max_retries=0)
+        await stack.enter_async_context(client)
+        browser = await stack.enter_async_context(chromium())
+        page = await stack.enter_async_context(browser.page(width=1366))
+        await looked_at(page, gateway)
+        shown = "[...document.querySelectorAll('#generations td')].map(cell => cell.textContent)"
+        await page.until(f"{shown}.join() === '0,0/s,0/s,–,–'")  # it could
+        streams = [
+            await client.completions.create(
+                model="talker",
+                prompt="the tide",
+                max_tokens=400,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            for _ in range(2)
+        ]
+        reading = [asyncio.create_task(read(stream), name="reader") for stream in streams]
+        await page.until(f"{shown}[0] === '2' && {shown}.slice(1, 3).every(cell => parseFloat(cell) > 0)")
+        await page.screenshot(SHOTS / "console-generations.png")
+        assert await asyncio.gather(*reading) == [400, 400]
+        await page.until(f"{shown}[0] === '0' && parseFloat({shown}[3]) > 0")
+
+        await page.until("document.querySelector('#requests button') !== null")
+        await page.value("document.querySelector('#requests button').click()")
+        await page.until("document.querySelector('#request').open")
+        took = await page.text("#request-tokens")
+        assert took.startswith("2 tokens in, 400 out; computed: the first after "), took
+        await page.screenshot(SHOTS / "console-generation.png", whole=False)
+        assert page.errors == []
+
+
+async def read(stream: openai.AsyncStream[Any]) -> int:
+    """How many tokens there were, as its end says."""
+    return int([chunk async for chunk in stream][-1].usage.completion_tokens)
 
 
 async def test_a_target_that_stops_is_named_on_top_and_in_its_row_and_forgotten_when_it_is_back(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
-// What is only there at times: rollouts under way, versions on trial, and named conditions with their evidence.
+// What is only there at times: models that generate, rollouts under way, versions on trial, and named conditions with their evidence.
 
 import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
-import { milliseconds, seconds, share } from "./words.js";
+import { milliseconds, rate, seconds, share } from "./words.js";
 
 const GLYPH = { running: "▶", paused: "‖", succeeded: "●", returning: "◀", returned: "✕" };
 
 export class Extras {
-  show({ rollouts = [], conditions = [], trials = [] }) {
+  show({ generations = [], rollouts = [], conditions = [], trials = [] }) {
+    byId("generations-card").hidden = generations.length === 0;
+    keyed(byId("generations"), generations, (one) => one.model, generation);
     byId("rollouts-card").hidden = rollouts.length === 0;
     byId("trials-card").hidden = trials.length === 0;
     byId("conditions-card").hidden = conditions.length === 0;
@@ -15,6 +17,15 @@ export class Extras {
     keyed(byId("conditions"), conditions, (one) => `${one.target} ${one.condition}`, condition);
   }
 }
+
+const generation = tableRow([
+  { text: (one) => one.model, head: true },
+  { text: (one) => String(one.under_way), class: "n" },
+  { text: (one) => rate(one.out_per_s), class: "n" },
+  { text: (one) => rate(one.in_per_s), class: "n" },
+  { text: (one) => milliseconds(one.first_p50_ms), class: "n" },
+  { text: (one) => milliseconds(one.first_p95_ms), class: "n" },
+]);
 
 function rollout(first) {
   const title = el("strong");

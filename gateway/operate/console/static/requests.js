@@ -2,7 +2,7 @@
 
 import { waterfall } from "./charts/waterfall.js";
 import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
-import { because, milliseconds, share, wentTo } from "./words.js";
+import { because, milliseconds, share, tokensOf, wentTo } from "./words.js";
 
 const EVERY_MS = 3000;
 const SHOWN = 25;
@@ -69,6 +69,7 @@ export class Requests {
     if (!one) return;
     say(byId("request-title"), `Request #${one.number}${one.id ? `, ${one.id}` : ""}`);
     say(byId("request-sentence"), one.sentence);
+    say(byId("request-tokens"), tokensOf(one.tokens));
     say(byId("request-hindsight"), one.hindsight ? `In hindsight: ${one.hindsight.sentence}` : "");
     byId("waterfall").replaceChildren(...waterfall(one));
     byId("candidates").replaceChildren();

@@ -34,3 +34,12 @@ export const seconds = (value) => {
 // Of a request, as `/debug/decisions` tells it: where it went, in vain or not, and why it went there or how it ended.
 export const wentTo = (one) => one.end.served_by ?? ([...new Set(one.tried)].join(", ") || "nowhere");
 export const because = (one) => [one.end.reason ?? one.ended, one.end.hedged && "hedged", one.end.fallback && "fallback", one.end.degraded && "degraded"].filter(Boolean).join(", ");
+
+// Of a generation, as `/debug/decisions` tells it; "" of any other request. The first token is the prompt's time.
+export const tokensOf = (tokens) => {
+  if (!tokens) return "";
+  const cached = tokens.cached ? ` (${tokens.cached} from a cache)` : "";
+  const speed = tokens.completion > 1 && tokens.decode_ms > 0 ? `, then ${rate((1000 * (tokens.completion - 1)) / tokens.decode_ms)}` : "";
+  const why = { stop: "the model ended it", length: "it reached its limit" }[tokens.finish_reason] ?? tokens.finish_reason;
+  return `${tokens.prompt} tokens in${cached}, ${tokens.completion} out; computed: the first after ${milliseconds(tokens.prefill_ms)}${speed}; ${why}.`;
+};

@@ -186,8 +186,8 @@ async def test_the_conditions_of_a_target_are_shown_and_found() -> None:
 async def test_a_model_without_an_offer_is_trouble_once_it_is_requested() -> None:
     console_view = sight_of(fleet_of_many(1))
     console_view.catalog.manifests = (
-        SimpleNamespace(name="minilm", version="1"),
-        SimpleNamespace(name="spare", version="1"),
+        SimpleNamespace(name="minilm", version="1", generative=None),
+        SimpleNamespace(name="spare", version="1", generative=None),
     )
     console_view.watch.answered(call(), reply(), NOW)
     assert (await seen(console_view))["verdict"]["state"] == "well"
@@ -316,6 +316,31 @@ def test_the_page_names_where_a_request_without_an_answer_went_and_how_it_ended(
         ["edge/a, edge/b", "no answer in time"],
         ["nowhere", "refused"],
         ["edge/a", "only, hedged"],
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_page_says_what_a_generation_took(tmp_path: Path) -> None:
+    shutil.copy(STATIC / "words.js", tmp_path / "words.mjs")
+    took = {
+        "prompt": 31,
+        "cached": 24,
+        "completion": 65,
+        "finish_reason": "length",
+        "prefill_ms": 120,
+        "decode_ms": 1600,
+    }
+    one = {"prompt": 5, "cached": 0, "completion": 1, "finish_reason": "stop", "prefill_ms": 20.0, "decode_ms": 0}
+    (tmp_path / "told.mjs").write_text(
+        "import { tokensOf } from './words.mjs';"
+        f"console.log(JSON.stringify([undefined, {json.dumps(took)}, {json.dumps(one)}].map(tokensOf)));"
+    )
+    told = subprocess.run(["node", tmp_path / "told.mjs"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(told.stdout) == [
+        "",
+        "31 tokens in (24 from a cache), 65 out; computed: the first after 120 ms, then 40.0/s; it reached its limit.",
+        "5 tokens in, 1 out; computed: the first after 20.0 ms; the model ended it.",
     ]
 
 

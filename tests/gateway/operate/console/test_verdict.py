@@ -50,6 +50,7 @@ def unhealthy(number: int, health: Health = "slow") -> HealthFinding:
 def test_nothing_against_it_is_well_also_when_nobody_asks() -> None:
     assert judged()[:2] == ("well", "All is well")
     assert judged(total=NOTHING)[:2] == ("well", "All is well: nobody is asking just now")
+    assert judged(total=NOTHING, in_flight=1)[:2] == ("well", "All is well")
 
 
 def test_a_sick_link_is_named_with_its_reason() -> None:

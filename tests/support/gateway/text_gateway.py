@@ -1,0 +1,60 @@
+"""A gateway that serves the paced model `talker` with a real text side from one edge, in the test's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from edge_agent.app import EdgeApp
+from edge_agent.config import EdgeConfig
+from gateway.app import Gateway
+from gateway.config.gateway import GatewayConfig
+from gateway.config.targets import TargetConfig
+from tests.support.models.talking import save_talker
+from tests.support.models.text_side import text_side_folder
+from tidegate.config import load
+
+
+def text_repository(root: Path, *, step_ms: float = 2.0) -> Path:
+    """A repository with the paced model `talker`, whose tokens are of a real vocabulary."""
+    side = root / "side"
+    side.mkdir(parents=True)
+    manifest = text_side_folder(side)
+    assert manifest.generative is not None
+    ids = (5, manifest.generative.vocabulary_size - 1)
+    steps = ((1.0, step_ms), (4.0, 1.5 * step_ms))
+    save_talker(root / "models", manifest, steps, slots=4, cache_bytes=1024, ids=ids)
+    for file in side.iterdir():
+        file.rename(root / "models" / "talker" / "1" / file.name)
+    return root / "models"
+
+
+@asynccontextmanager
+async def text_gateway(folder: Path, **pace: float) -> AsyncIterator[tuple[Gateway, EdgeApp]]:
+    models = await asyncio.to_thread(text_repository, folder, **pace)
+    async with AsyncExitStack() as stack:
+        settings: dict[str, Any] = {
+            "name": "till",
+            "grpc_port": 0,
+            "http_port": None,
+            "model_repository": models,
+            "state_dir": folder / "state",
+            "warmup_budget_s": 0.5,
+        }
+        edge = await stack.enter_async_context(EdgeApp(load(EdgeConfig, **settings), draw=lambda: 0.1))
+        target = TargetConfig(name="till", tier="edge", address=edge.addresses["grpc"])  # type: ignore[call-arg]
+        config = GatewayConfig(  # type: ignore[call-arg]
+            model_repository=models,
+            targets=(target,),
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            admin_port=0,
+            advertised_networks=("127.0.0.0/8",),
+        )
+        gateway = await stack.enter_async_context(Gateway(config))
+        await gateway.static_targets_tried(30.0)
+        yield gateway, edge
