@@ -2,7 +2,8 @@
 
 Commands come as lines of JSON: where to, how many streams, how long an answer. Each caller has a connection of its own
 and sends the next request when its answer has ended. Of an answer only the events are told apart: every one but the
-last two (the reason of the end, `[DONE]`) is a token. The answers are those of `generate_engine.py`.
+last two (the reason of the end, `[DONE]`) is a token, and what is missing of those that were asked for came with none.
+The answers are those of `generate_engine.py`.
 
     python -m tests.bench.token_callers MODEL
 """
@@ -58,8 +59,11 @@ class StreamCaller(asyncio.Protocol):
         failed = b"HTTP/1.1 4" in seen or b"HTTP/1.1 5" in seen or b'"error"' in data
         if failed:
             self.fault = data[:400]
+        if over and not failed and self._left:
+            # Tokens that are no text, as the end of one that is written on, came without an event of their own.
+            self._times.tokens(self._number, self._left, now)
         if over or failed:
-            self._times.ended(self._number, now, failed=failed or self._left > 0)
+            self._times.ended(self._number, now, failed=failed)
             self._tail = b""
             if self._stopping or failed:
                 self._close()
