@@ -88,6 +88,7 @@ class StreamCaller(asyncio.Protocol):
         ids = [(self._number * 7919 + place) % 250 + 3 for place in range(self._prompt)]
         words = {
             "model": self._model, "prompt": ids, "max_tokens": self._tokens, "stream": True, "ignore_eos": True,
+            "temperature": 0,
         }  # fmt: skip
         body = json.dumps(words)
         self._times.sent(self._number, perf_counter())
