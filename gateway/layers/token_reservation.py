@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from tidegate.generate.request import INPUT_IDS, MAX_TOKENS_KEY
 from tidegate.generate.usage import usage_if_generated
 from tidegate.models.generative import Generative
-from tidegate.outcome import BadAnswer
 from tidegate.token_sink import TokenBatch, TokenSink
 from tidegate.types import Call, InferRequest, Reply
 
@@ -24,10 +23,7 @@ def most_tokens(request: InferRequest, generative: Generative) -> int:
 
 def tokens_made(reply: Reply) -> int | None:
     """The tokens of an answer and its prompt; None of one that does not say."""
-    try:
-        usage = usage_if_generated(reply.response)
-    except BadAnswer:
-        return None
+    usage = usage_if_generated(reply.response)
     return None if usage is None else usage.prompt_tokens + usage.completion_tokens
 
 

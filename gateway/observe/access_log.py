@@ -11,7 +11,7 @@ from typing import Any
 from gateway.core.history.recorder import trace_id_of
 from gateway.serving.work_estimate import WorkDescription
 from tidegate.generate.usage import usage_if_generated
-from tidegate.outcome import BadAnswer, Outcome
+from tidegate.outcome import Outcome
 from tidegate.types import Call, Reply
 
 Write = Callable[..., None]  # an event's name and its fields
@@ -91,10 +91,7 @@ class AccessLog:
 
 def _tokens(reply: Reply, latency_s: float) -> dict[str, Any]:
     """What a generation took, where the answer is one; where it was streamed, how fast its tokens came too."""
-    try:
-        usage = usage_if_generated(reply.response)
-    except BadAnswer:  # its front refuses it
-        return {}
+    usage = usage_if_generated(reply.response)
     if usage is None:
         return {}
     found: dict[str, Any] = {

@@ -47,7 +47,7 @@ from gateway.serving.context import DispatchContext
 from gateway.serving.work_estimate import tensor_bytes
 from tidegate import clock
 from tidegate.generate.usage import STOPPED, Usage, usage_if_generated, usage_parameters
-from tidegate.outcome import BadAnswer, Disconnected, InternalError, ServeError, Unreachable
+from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
 from tidegate.tracing.propagation import outgoing_context
 from tidegate.types import Accepted, Call, InferRequest, InferResponse, Reply
 
@@ -343,7 +343,7 @@ class RequestExecution:
             raise end.error
         assert self._call.deadline is not None
         reply, link_s, answered_at = self._answers[end.attempt]
-        request_id = self._remember(AnswerRecord(end.attempt, end.route, _usage(reply)), now)
+        request_id = self._remember(AnswerRecord(end.attempt, end.route, usage_if_generated(reply.response)), now)
         route = end.route
         if route.provisional:
             answered_at = now  # it waited for a better one
@@ -446,11 +446,3 @@ class RequestExecution:
 
     def __repr__(self) -> str:
         return f"<RequestExecution {self._request.id or '-'} {self._machine!r}>"
-
-
-def _usage(reply: Reply) -> Usage | None:
-    """What a generation took; None of any other answer, and of one whose counts its front will refuse."""
-    try:
-        return usage_if_generated(reply.response)
-    except BadAnswer:
-        return None

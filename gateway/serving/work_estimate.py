@@ -17,11 +17,10 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import variant_misfit
 from gateway.core.request.attempt import ComputedWork
 from tidegate.generate.request import SCHEMA_KEY
-from tidegate.generate.usage import FINISH_KEY, usage_of
+from tidegate.generate.usage import usage_if_generated
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.models.share_weights import ShareWeights
 from tidegate.models.work import answer_bytes, generated_units, work_of
-from tidegate.outcome import BadAnswer
 from tidegate.placement_pin import stricter
 from tidegate.types import Call, InferRequest, InferResponse, Tensor
 
@@ -87,14 +86,11 @@ class AskBuilder:
 
     def computed(self, request: InferRequest, response: InferResponse) -> ComputedWork | None:
         """What a generation turned out to be; None of other answers, and of one that does not say."""
-        if FINISH_KEY not in response.parameters:
+        usage = usage_if_generated(response)
+        if usage is None:
             return None
         manifest = self._manifest_of(request.model_name, request.model_version)
         if manifest.generative is None:
-            return None
-        try:
-            usage = usage_of(response)
-        except BadAnswer:
             return None
         units = generated_units(manifest, usage.prompt_tokens - usage.cached_tokens, usage.completion_tokens)
         return ComputedWork(max(0.0, units), usage.prefill_s + usage.decode_s)

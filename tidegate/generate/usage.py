@@ -56,9 +56,17 @@ def usage_parameters(usage: Usage) -> dict[str, Parameter]:
 
 
 def usage_if_generated(response: InferResponse) -> Usage | None:
-    """What an answer says it took; None of one that is no generation. Raises BadAnswer."""
+    """What an answer says it took; None of one that is no generation, or whose counts cannot be read.
+
+    For whoever counts: that an answer is bad is said by its front, which refuses it.
+    """
     said = response.parameters
-    return usage_of(response) if said and FINISH_KEY in said else None
+    if not said or FINISH_KEY not in said:
+        return None
+    try:
+        return usage_of(response)
+    except BadAnswer:
+        return None
 
 
 def usage_of(response: InferResponse) -> Usage:

@@ -18,7 +18,6 @@ from gateway.observe.metrics.generative import PROVIDER, TOKENS
 from tidegate.generate.usage import Usage, usage_if_generated
 from tidegate.metrics.families import counter, histogram
 from tidegate.metrics.histogram import Histogram
-from tidegate.outcome import BadAnswer
 from tidegate.types import Call, Reply
 
 OPERATION: Final = "generate_content"
@@ -41,10 +40,7 @@ class GenerationCounts:
         self._further: dict[str, Histogram] = {}
 
     def answered(self, call: Call, reply: Reply, now: float) -> None:
-        try:
-            usage = usage_if_generated(reply.response)
-        except BadAnswer:  # its front refuses it
-            return
+        usage = usage_if_generated(reply.response)
         if usage is not None:
             self._count(call, reply, usage, now)
 

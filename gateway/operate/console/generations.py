@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 from gateway.core.estimate.sliding_stats import SlidingStats, bucket_of
 from tidegate.generate.token_stream import TokenStream
 from tidegate.generate.usage import usage_if_generated
-from tidegate.outcome import BadAnswer
 from tidegate.types import Call, InferRequest, Reply
 
 _AT_ONCE: Final = 0  # the bucket of what has no duration
@@ -66,10 +65,7 @@ class GenerationRates:
         one = self._under_way.pop(id(call), None)
         if one is None:
             return
-        try:
-            usage = usage_if_generated(reply.response)
-        except BadAnswer:  # its front refuses it
-            usage = None
+        usage = usage_if_generated(reply.response)
         if usage is None:
             self._count_stream(one, now)
         else:
