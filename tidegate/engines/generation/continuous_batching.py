@@ -35,6 +35,7 @@ import torch
 
 from tidegate.engines.errors import EngineError, failure_of
 from tidegate.engines.generation.limits import NO_LIMITS, GenerationLimits
+from tidegate.engines.generation.prompt_check import check_prompt
 from tidegate.engines.generation.sequence_sampler import SequenceSampler, SequenceSampling, TokenLogprobs
 from tidegate.engines.staging import CudaMeter
 from tidegate.engines.torch_device import device_of, say_if_emulated
@@ -159,17 +160,14 @@ class ContinuousBatchingEngine:
 
     def _refuse(self, request: GenerateRequest) -> None:
         """Raise EngineError for what cannot be computed."""
-        if len(self._sequences) >= self._slots:
-            raise EngineError(f"{self.artefact.name} has {self._slots} slots, and all are taken")
-        if not request.prompt:
-            raise EngineError("the prompt has no tokens")
-        if len(request.prompt) >= self._context:
-            raise EngineError(
-                f"the prompt has {len(request.prompt)} tokens, which leaves none for the answer: "
-                f"{self.artefact.name} has a context of {self._context}"
-            )
-        if min(request.prompt) < 0 or max(request.prompt) >= self._vocabulary_size:
-            raise EngineError(f"the prompt has tokens that are not from 0 to {self._vocabulary_size - 1}")
+        check_prompt(
+            self.artefact.name,
+            request.prompt,
+            free_slots=self._slots - len(self._sequences),
+            slots=self._slots,
+            context=self._context,
+            vocabulary_size=self._vocabulary_size,
+        )
         most = min(len(request.prompt) + request.max_tokens, self._context)
         if most > self._cache_tokens:
             raise EngineError(

@@ -39,6 +39,7 @@ from tidegate.engines.errors import EngineError, failure_of
 from tidegate.engines.generation.genai_config import read_genai_config
 from tidegate.engines.generation.limits import NO_LIMITS, GenerationLimits
 from tidegate.engines.generation.logprobs import token_logprobs
+from tidegate.engines.generation.prompt_check import check_prompt
 from tidegate.engines.generation.sampling import is_greedy
 from tidegate.generate.engine import SequenceProgress
 from tidegate.generate.request import GenerateRequest
@@ -164,17 +165,14 @@ class OnnxGenerativeEngine:
 
     def _refuse(self, request: GenerateRequest) -> None:
         """Raise EngineError for what cannot be computed, whatever else there is."""
-        if len(self._sequences) >= self._slots:
-            raise EngineError(f"{self.artefact.name} has {self._slots} slots, and all are taken")
-        if not request.prompt:
-            raise EngineError("the prompt has no tokens")
-        if len(request.prompt) >= self._context:
-            raise EngineError(
-                f"the prompt has {len(request.prompt)} tokens, which leaves none for the answer: "
-                f"{self.artefact.name} has a context of {self._context}"
-            )
-        if min(request.prompt) < 0 or max(request.prompt) >= self._vocabulary_size:
-            raise EngineError(f"the prompt has tokens that are not from 0 to {self._vocabulary_size - 1}")
+        check_prompt(
+            self.artefact.name,
+            request.prompt,
+            free_slots=self._slots - len(self._sequences),
+            slots=self._slots,
+            context=self._context,
+            vocabulary_size=self._vocabulary_size,
+        )
         if request.schema and request.ignore_stop:
             raise EngineError("a text that follows a JSON schema ends with it: leave `ignore_eos` or `json_schema` out")
 
