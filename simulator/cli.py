@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from simulator.baselines.policies import POLICIES
 from simulator.replay.replay import Replay, replay
 from simulator.report import plot as plots
-from simulator.report.figures import PolicyFigures, rows
+from simulator.report.figures import PolicyFigures, generation_rows, rows
 from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError, load, names
 from simulator.scenarios.what_if import with_link, with_more_devices
 from simulator.sweep import knee, sweep
@@ -192,15 +192,21 @@ def _sweep(
 
 
 def _print(loaded: LoadedScenario, found: list[PolicyFigures]) -> None:
-    lines = rows(found)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     click.echo(f"{loaded.scenario.summary}\n")
-    for first, *others in lines:
-        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
-        click.echo("  ".join(cells))
+    _print_table(rows(found))
+    if generated := generation_rows(found):
+        click.echo()
+        _print_table(generated)
     rates = dict.fromkeys((one.load, one.rate) for one in found)
     words = ", ".join(f"{load:g} is {rate:.0f}/s" for load, rate in rates)
     click.echo(f"\nload {words}; seeds {len(found[0].seeds)}; {found[0].arrivals} requests counted in the first row")
+
+
+def _print_table(lines: list[tuple[str, ...]]) -> None:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    for first, *others in lines:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))]
+        click.echo("  ".join(cells))
 
 
 def _print_recorded(one: Replay) -> None:

@@ -15,7 +15,7 @@ requests: they are generated as time comes to them, and counted when they end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from random import Random
@@ -28,6 +28,7 @@ from simulator.event_queue import EventQueue
 from simulator.scenarios.scenario import EdgeGroup, Fault, PoolSpec
 from simulator.scenarios.scenario_file import LoadedScenario
 from simulator.workers.edge import EdgeWorker
+from simulator.workers.generating import GeneratingWorker
 from simulator.workers.job import SimulatedJob
 from simulator.workers.pool import PoolWorker
 from simulator.workers.worker import MOVED, SimulatedWorker, edge_offers, offers_of
@@ -35,7 +36,7 @@ from simulator.world.arrivals import SimulatedRequest, request_of, requests
 from simulator.world.conditions import SETTLING_S, WorldConditions
 from simulator.world.garbage_collection import looking_rarely
 from simulator.world.gateway import Router, SimulatedGateway
-from simulator.world.link_stream import SimulatedStream
+from simulator.world.link_stream import LoadSpread, SimulatedStream
 from simulator.world.tally import OutcomeTally
 from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import Feature
@@ -44,6 +45,7 @@ from tidegate.netsim.random_streams import stream
 from tidegate.outcome import ServeError
 from tidegate.types import Accepted, LoadReport
 
+_POOL_QUEUE = 256  # generations that wait in a pool: `batching.max_queue_size` of a manifest that does not say
 _RING = 97  # a prime, so that streams' heartbeats do not fall together
 
 
@@ -131,16 +133,7 @@ class World:
 
     def _build(self) -> None:
         scenario = self._scenario
-        feature: Callable[[str, str], Feature] = lambda model, _version: scenario.models[model].feature  # noqa: E731
-        unsure = {name: one.confidence for name, one in scenario.models.items() if one.confidence is not None}
-        for number in range(scenario.gateways):
-            draw = stream(self._seed, "gateway", number).random
-            budget = self._budget()
-            self.gateways.append(
-                SimulatedGateway(
-                    self.events, self.tally, feature, self._router(number), draw, cloud_budget=budget, unsure=unsure
-                )
-            )
+        self._add_gateways()
         place = 0
         for group in scenario.edges:
             for number in range(group.count):
@@ -152,12 +145,35 @@ class World:
             if fault.kind == "crash":
                 self.events.schedule(SETTLING_S + fault.at_s, self._crash, fault)
 
+    def _add_gateways(self) -> None:
+        self.gateways.extend(self._gateway(number, self.tally) for number in range(self._scenario.gateways))
+
+    def _gateway(self, number: int, tally: OutcomeTally) -> SimulatedGateway:
+        models = self._scenario.models
+        feature: Callable[[str, str], Feature] = lambda model, _version: models[model].feature  # noqa: E731
+        return SimulatedGateway(
+            self.events,
+            tally,
+            feature,
+            self._router(number),
+            stream(self._seed, "gateway", number).random,
+            cloud_budget=self._budget(),
+            unsure={name: one.confidence for name, one in models.items() if one.confidence is not None},
+            prompt_weights={
+                name: one.generation.prompt_weight for name, one in models.items() if one.generation is not None
+            },
+        )
+
+    def _number_of(self, gateway: SimulatedGateway) -> int:
+        return self.gateways.index(gateway)
+
     def _router(self, number: int) -> Callable[[SimulatedGateway], Router]:
         draw = stream(self._seed, "router", number).random
         threshold, truth, shared = self._scenario.static_threshold, self._truth, self._scenario.shares_targets
         tenants = {name: share.spec for name, share in self._scenario.tenants.items()}
+        weight = self._scenario.cost_weight
         return lambda gateway: policies.router(
-            self._policy, policies.Surroundings(gateway, draw, threshold, truth, shared, tenants)
+            self._policy, policies.Surroundings(gateway, draw, threshold, truth, shared, tenants, cost_weight=weight)
         )
 
     def _budget(self) -> CloudBudget | None:
@@ -166,6 +182,12 @@ class World:
 
     def _add_edge(self, group: EdgeGroup, number: int, place: int) -> None:
         id = group.id_of(number)
+        gateways = self._gateways_of(place)
+        if self._generates:
+            device = self._generating(id, group, group.slow_of(number), group.noise_sigma)
+            self._connect(device, group.link, gateways)
+            self._beat(device, gateways)
+            return
         worker = EdgeWorker(
             self.events,
             id,
@@ -176,7 +198,6 @@ class World:
             slowness=self._conditions.slowness(id, group),
             standstills=self._conditions.windows(id, "stop"),
         )
-        gateways = self._gateways_of(place)
         self._connect(worker, group.link, gateways)
         self._beat(worker, gateways)
         if group.background is not None:
@@ -184,6 +205,9 @@ class World:
 
     def _add_pool(self, pool: PoolSpec) -> None:
         id = f"pool/{pool.name}"
+        if self._generates:
+            self._connect(self._generating(id, None, pool.slow, pool.noise_sigma), pool.link, self.gateways)
+            return
         worker = PoolWorker(
             self.events,
             id,
@@ -197,6 +221,23 @@ class World:
         )
         self._connect(worker, pool.link, self.gateways)
 
+    @property
+    def _generates(self) -> bool:
+        return any(model.generation is not None for model in self._scenario.models.values())
+
+    def _generating(self, id: str, group: EdgeGroup | None, slow: float, sigma: float) -> GeneratingWorker:
+        return GeneratingWorker(
+            self.events,
+            id,
+            self._scenario.models,
+            slow=slow,
+            max_queue=_POOL_QUEUE if group is None else group.max_queue,
+            sigma=sigma,
+            slowness=self._conditions.slowness(id, group),
+            standstills=self._conditions.windows(id, "stop"),
+            luck=self._conditions.batch_luck(id),
+        )
+
     def _gateways_of(self, place: int) -> list[SimulatedGateway]:
         count = self._scenario.gateways_per_edge
         if count is None:
@@ -206,13 +247,13 @@ class World:
     def _connect(self, worker: SimulatedWorker, kind: str, gateways: list[SimulatedGateway]) -> None:
         self.workers[worker.id] = worker
         worker.trouble = self._conditions.trouble(worker.id)
-        link = self._conditions.link(worker.id, kind)
+        link, spread = self._conditions.link(worker.id, kind), LoadSpread(self.events)
         for gateway in gateways:
-            draw = stream(self._seed, worker.id, "stream", self.gateways.index(gateway)).random
+            draw = stream(self._seed, worker.id, "stream", self._number_of(gateway)).random
             one = SimulatedStream(
                 self.events, worker, link,
                 on_event=gateway.on_event, draw=draw, phase=len(self.workers) % _RING / _RING,
-                lasts_until=SETTLING_S + self._scenario.duration_s,
+                lasts_until=SETTLING_S + self._scenario.duration_s, spread=spread,
             )  # fmt: skip
             gateway.know(worker.id, "edge" if worker.id.startswith("edge/") else "pool", one)
             self.events.schedule(self.events.now + 0.5 * SETTLING_S * draw(), one.dial)
@@ -333,6 +374,8 @@ class _LocalCallers:
         events.schedule(now + self._gap_s * self._draw.expovariate(1.0), self._ask)
 
     def accepted(self, job: SimulatedJob, word: Accepted) -> None: ...
+
+    def made(self, jobs: Sequence[SimulatedJob]) -> None: ...
 
     def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport) -> None: ...
 

@@ -2,8 +2,9 @@
 
 For every target it plays the true future of that target forward, as if no other request came: the way there (weather
 and outages of that moment, jitter at its median), the real queue with the true time of every request in it and of this
-one (its luck, the device's heat), and the way back as it will be then. Requests of its own that are still on their way
-count as well. It chooses, in this order, the outcome that is best for all:
+one (its luck, the device's heat), and the way back as it will be then. Of generations it knows the true lengths, and
+whether their tokens will keep their budgets (`simulator/workers/generation_foresight.py`). Requests of its own that are
+still on their way count as well. It chooses, in this order, the outcome that is best for all:
 
     the weight that will be in time: this request's, less that of the requests it makes late   (weights of `value`)
     soonest
@@ -23,18 +24,20 @@ from functools import cached_property
 from math import inf
 from typing import NamedTuple
 
+from gateway.core.estimate.token_calibration import TokenTimes
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
-from gateway.core.placement.placer import Candidate, Decision, estimate
+from gateway.core.placement.placer import Candidate, Decision, predicted
 from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 from simulator.optimum.reach import LinkReach, reaches
 from simulator.scenarios.scenario import Scenario
-from simulator.workers.job import NO_CALLER, SimulatedJob
+from simulator.workers.job import NO_CALLER, ForeseenEnd, SimulatedJob
 from simulator.world.admission import AdmissionControl, FixedLimitAdmission
 from simulator.world.arrivals import SimulatedRequest, requests
 from simulator.world.conditions import SETTLING_S, WorldConditions
-from simulator.world.link_stream import ANSWER_BYTES, REQUEST_BYTES, SimulatedStream
+from simulator.world.gateway import job_generation
+from simulator.world.link_stream import ANSWER_BYTES, REQUEST_BYTES, SMALL_BYTES, TOKEN_BYTES, SimulatedStream
 from tidegate.outcome import NothingAlive
 from tidegate.priority import WEIGHTS, level_of
 
@@ -51,12 +54,19 @@ class PerfectKnowledge:
 
     def request(self, ask: Ask) -> SimulatedRequest:
         """The request behind an ask, which does not say how unlucky it is."""
-        return self._requests[ask.deadline, ask.longest_row]
+        due = self._requests[ask.deadline]
+        prompt = ask.longest_row if ask.generation is None else ask.longest_row - ask.generation.max_tokens
+        # The rest of a generation counts given tokens to its prompt; hardly ever are two requests due at one instant.
+        return next((one for one in due if one.length == prompt), due[0])
 
     @cached_property
-    def _requests(self) -> dict[tuple[float, int], SimulatedRequest]:
-        asked = (one._replace(at=one.at + SETTLING_S) for one in requests(self._scenario, self._seed))
-        return {(one.at + one.kind.budget_ms / 1e3, one.length): one for one in asked}
+    def _requests(self) -> dict[float, list[SimulatedRequest]]:
+        """By the instant at which they are due."""
+        found: dict[float, list[SimulatedRequest]] = {}
+        for one in requests(self._scenario, self._seed):
+            asked = one._replace(at=one.at + SETTLING_S)
+            found.setdefault(asked.at + asked.kind.budget_ms / 1e3, []).append(asked)
+        return found
 
     def ways(self, id: str) -> tuple[LinkReach, LinkReach]:
         """There and back."""
@@ -97,7 +107,7 @@ class Clairvoyant:
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         candidates = [
-            estimate(offered, ask.units, now)
+            predicted(offered, ask, now)
             for offered in self._fleet.offered(ask.model, ask.version)
             if not variant_misfit(offered.variant, ask) and offered.target.id not in exclude
         ]
@@ -124,9 +134,9 @@ class Clairvoyant:
         worker, (_, back) = self._streams[id].worker, self._truth.ways(id)
         before = worker.foreseen(others, now)
         after = worker.foreseen([*others, sent], now)
-        done_at = after.get(sent.job, inf)
+        end = after.get(sent.job)
         gained = _weight_in_time(after, back) - _weight_in_time(before, back)
-        return _ForeseenOutcome(gained, -done_at)
+        return _ForeseenOutcome(gained, -inf if end is None else -end.done_at)
 
     def _sent(self, id: str, ask: Ask, now: float) -> _PlannedAttempt:
         request = self._truth.request(ask)
@@ -135,6 +145,7 @@ class Clairvoyant:
             request.number, NO_CALLER, ask.model,
             rows=ask.rows, length=ask.longest_row, deadline=ask.deadline + arrives_at - now,
             priority=ask.priority, luck=request.noise, answer_bytes=request.kind.answer_bytes,
+            generation=job_generation(request, ask),
         )  # fmt: skip
         job.due = ask.deadline
         return _PlannedAttempt(arrives_at, job)
@@ -143,9 +154,21 @@ class Clairvoyant:
         return f"<Clairvoyant {sum(map(len, self._under_way.values()))} under way>"
 
 
-def _weight_in_time(ends: Mapping[SimulatedJob, float], back: LinkReach) -> float:
+def _weight_in_time(ends: Mapping[SimulatedJob, ForeseenEnd], back: LinkReach) -> float:
     return sum(
-        WEIGHTS[level_of(job.priority)]
-        for job, done_at in ends.items()
-        if job.due > 0.0 and back.arrival(done_at, ANSWER_BYTES + job.answer_bytes) <= job.due
+        WEIGHTS[level_of(job.priority)] for job, end in ends.items() if job.due > 0.0 and _in_time(job, end, back)
     )
+
+
+def _in_time(job: SimulatedJob, end: ForeseenEnd, back: LinkReach) -> bool:
+    """Whether its caller will have it in time: of a generation also the first token, and each further one."""
+    asked, here_at = job.generation, back.arrival(end.done_at, ANSWER_BYTES + job.answer_bytes)
+    if here_at > job.due:
+        return False
+    if asked is None or asked.budget is None or end.first_at is None:
+        return True
+    first_at = back.arrival(end.first_at, SMALL_BYTES + TOKEN_BYTES)
+    if asked.budget.first_by is not None and first_at > asked.budget.first_by:
+        return False
+    each_s = TokenTimes(asked.wanted, first_at, here_at).each_s
+    return asked.budget.next_s is None or each_s is None or each_s <= asked.budget.next_s

@@ -26,7 +26,9 @@ gateway has sent since; its notion of load becomes the predicted finish. random 
 
 `clairvoyant` sees the truth (`clairvoyant.py`): it is no rival, it shows what better estimates could bring.
 
-`value-nohedge` is `value` without hedges.
+`value-nohedge` is `value` without hedges. `value-race` is `value` with races to the first token of generations, as
+`first_token_race: true` of a gateway; without it they are hedged as single answers are, once the second attempt has
+become the better bet.
 
 `cheapest` and `value` are the rules of the live gateway's `policy`, `tidegate` is its default.
 """
@@ -36,6 +38,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from math import exp, inf
 from typing import Final, NamedTuple
 
@@ -48,11 +51,11 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Candidate, Decision, Placer, estimate
+from gateway.core.placement.placer import Candidate, Decision, Placer, predicted
 from gateway.core.placement.probing import ProbePlacer
-from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.placement.utility import COST_WEIGHT, UtilityPlacer, UtilityWeights
 from gateway.core.request.hedge_by_chance import ChanceHedging
-from gateway.core.request.hedging import DeadlineHedging, HedgePolicy, PendingAttempt
+from gateway.core.request.hedging import DeadlineHedging, Hedge, HedgePolicy, PendingAttempt
 from simulator.baselines.clairvoyant import Clairvoyant, PerfectKnowledge
 from simulator.world.admission import MAX_IN_FLIGHT, AdmissionControl, FixedLimitAdmission
 from simulator.world.arrivals import SimulatedRequest
@@ -73,8 +76,9 @@ class Surroundings(NamedTuple):
     draw: Draw
     static_threshold: float
     truth: PerfectKnowledge  # for the clairvoyant alone
-    shares_targets: bool = False  # with other gateways
+    shares_targets: bool = False  # with many other gateways
     tenants: Mapping[str, TenantSpec] = {}
+    cost_weight: float = COST_WEIGHT  # of Tidegate's policy by value
 
 
 class PlacerRouter:
@@ -124,7 +128,7 @@ class Baseline(ABC):
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         candidates = [
-            estimate(offered, ask.units, now)
+            predicted(offered, ask, now)
             for offered in self.fleet.offered(ask.model, ask.version)
             if not variant_misfit(offered.variant, ask)
             and offered.target.allows(now)
@@ -343,17 +347,17 @@ def _cheapest(around: Surroundings) -> PlacerRouter:
     return PlacerRouter(placement, fleet, DeadlineHedging(), admission)
 
 
-def _value(around: Surroundings, hedging: type[ChanceHedging] = ChanceHedging) -> PlacerRouter:
+def _value(around: Surroundings, hedging: Callable[..., HedgePolicy] = ChanceHedging) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
     overloaded = _overloaded(fleet, admission)
-    tie_breaking_draw = around.draw if around.shares_targets else None
-    placer = UtilityPlacer(fleet, cloud_budget=around.gateway.cloud_budget, tie_breaking_draw=tie_breaking_draw)
+    placer = UtilityPlacer(fleet, UtilityWeights.weighing(around.cost_weight), around.gateway.cloud_budget)
+    placer.share_targets(around.draw if around.shares_targets else None)
     placement = ProbePlacer(placer, fleet, around.draw, overloaded=overloaded)
     return PlacerRouter(placement, fleet, hedging(placer, overloaded=overloaded), admission)
 
 
 def _admission(around: Surroundings) -> Admission:
-    limit = AdaptiveLimit(MAX_IN_FLIGHT, targets=lambda: len(around.gateway.fleet.targets))
+    limit = AdaptiveLimit(MAX_IN_FLIGHT, targets=lambda: around.gateway.fleet.queues)
     return Admission(limit, TenantQuotas(around.tenants), draw=around.draw)
 
 
@@ -361,8 +365,26 @@ def _overloaded(fleet: Fleet, admission: Admission) -> Callable[[], bool]:
     return lambda: admission.overloaded() or fleet.balance.panic
 
 
-class _Unhedged(ChanceHedging):
+class _Unhedged:
     """As `ChanceHedging`, but no second attempt beside a silent one: its absence shows what hedging is worth."""
+
+    def __init__(self, placer: UtilityPlacer, *, overloaded: Callable[[], bool]) -> None:
+        self._hedging = ChanceHedging(placer, overloaded=overloaded)
+
+    def arrived(self) -> None:
+        self._hedging.arrived()
+
+    def may_hedge(self, share: float = 1.0) -> bool:
+        return self._hedging.may_hedge(share)
+
+    def may_fall_back(self) -> bool:
+        return self._hedging.may_fall_back()
+
+    def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
+        return self._hedging.avoid(tried)
+
+    def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
+        return self._hedging.plan(ask, watched, decision, now)
 
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         return None
@@ -375,10 +397,20 @@ def _unhedged(around: Surroundings) -> PlacerRouter:
     return _value(around, _Unhedged)
 
 
+def _racing(around: Surroundings) -> PlacerRouter:
+    return _value(around, partial(ChanceHedging, races=True))
+
+
 # As `gateway/app.py` builds them.
 _RULES: Final = {"cheapest": _cheapest, "value": _value}
 UNHEDGED: Final = "value-nohedge"
-_OWN: Final = {"tidegate": _RULES[GatewayConfig.model_fields["policy"].default], **_RULES, UNHEDGED: _unhedged}
+RACING: Final = "value-race"
+_OWN: Final = {
+    "tidegate": _RULES[GatewayConfig.model_fields["policy"].default],
+    **_RULES,
+    UNHEDGED: _unhedged,
+    RACING: _racing,
+}
 
 AS_AUTHORS: Final = tuple(_BASELINES)
 WITH_LEDGER: Final = tuple(f"{name}{LEDGER}" for name in _BASELINES if name not in _LOADLESS)

@@ -66,8 +66,14 @@ def upper_bound(
 
     Raises:
         NoSolver: scipy is not installed.
+        ValueError: a model generates: the program knows nothing of tokens.
     """
     scenario = loaded.scenario
+    if generating := [name for name, model in scenario.models.items() if model.generation is not None]:
+        raise ValueError(
+            f"the upper bound is of single answers, and {', '.join(generating)} generates: the policy clairvoyant, "
+            "which is no bound, knows the future of generations"
+        )
     asked = [request._replace(at=request.at + SETTLING_S) for request in requests(scenario, seed)]
     counts = np.array([request.at >= SETTLING_S + scenario.warmup_s for request in asked], bool)
     worth = np.array([1.0 if weights is None else weights[request.kind.name] for request in asked]) * counts

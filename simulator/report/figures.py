@@ -23,6 +23,12 @@ from random import Random
 from statistics import fmean
 from typing import Any
 
+from simulator.report.generation_figures import (
+    GENERATION_HEADER,
+    GenerationFigures,
+    generation_figures,
+    generation_row,
+)
 from simulator.simulation import Run
 from simulator.world.tally import TIMELINE_BIN_S
 
@@ -76,10 +82,12 @@ class PolicyFigures:
     p99_ms: float
     arrivals: int
     timeline: tuple[tuple[float, int, int], ...]  # (from, arrivals, in time), all seeds together
+    generations: GenerationFigures | None = None  # of models that generate
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
         found: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        found["generations"] = None if self.generations is None else self.generations._asdict()
         for name in ("attainment", "goodput", "pool_s_per_1k", "waste", "quality", "hedged", "calibration_error"):
             interval = MeanInterval.of(getattr(self, name))
             found[f"{name}_mean"] = {"mean": interval.mean, "low": interval.low, "high": interval.high}
@@ -131,6 +139,7 @@ def figures(runs: Sequence[Run], *, load: float, rate: float) -> PolicyFigures:
         p99_ms=1e3 * fmean(tally.all.latencies.quantile_s(0.99) for tally in tallies),
         arrivals=sum(tally.all.arrivals for tally in tallies),
         timeline=tuple((place * TIMELINE_BIN_S, sums[0], sums[1]) for place, sums in sorted(timeline.items())),
+        generations=generation_figures(runs),
     )
 
 
@@ -174,6 +183,12 @@ def rows(found: Iterable[PolicyFigures]) -> list[tuple[str, ...]]:
             )
         )
     return lines
+
+
+def generation_rows(found: Iterable[PolicyFigures]) -> list[tuple[str, ...]]:
+    """The same of what was generated; empty where nothing was."""
+    lines = [generation_row(one.policy, one.load, one.generations) for one in found if one.generations is not None]
+    return [GENERATION_HEADER, *lines] if lines else []
 
 
 def _waste(run: Run) -> float:

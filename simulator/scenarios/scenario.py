@@ -24,6 +24,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from gateway.core.admission.tenants import TenantSpec
+from gateway.core.placement.crowd import FROM_GATEWAYS
+from gateway.core.placement.utility import COST_WEIGHT
 from tidegate.estimate.cost_table import CostTable
 from tidegate.models.manifest import Feature
 from tidegate.netsim.links.profile import LinkProfile
@@ -45,10 +47,45 @@ class Unsure(_ScenarioPart, frozen=True, kw_only=True):
     max_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5  # as `confidence.max_share` in a manifest
 
 
+class Decoding(_ScenarioPart, frozen=True, kw_only=True):
+    """What a generating variant's tokens cost on a reference device, as `generation` of a variant in a manifest."""
+
+    prefill_ms: float  # for each token of a prompt
+    step_ms: tuple[tuple[int, float], ...]  # (sequences at once, one token of each)
+    slots: int = 4
+
+    def __post_init__(self) -> None:
+        if self.prefill_ms <= 0.0 or self.slots < 1:
+            raise ValueError("prefill_ms must be above 0, and slots 1 or more")
+        if not self.step_ms or self.step_ms[0][0] != 1:
+            raise ValueError("step_ms must begin with 1 sequence")
+        CostTable(self.step_ms)
+
+
+class GenerationSpec(_ScenarioPart, frozen=True, kw_only=True):
+    """A model that answers token by token, with continuous batching on both tiers."""
+
+    edge: Decoding | None = None
+    pool: Decoding | None = None
+    context: int = 4096  # tokens of prompt and answer
+
+    def __post_init__(self) -> None:
+        if self.edge is None and self.pool is None:
+            raise ValueError("edge or pool is needed: the model generates nowhere")
+
+    @property
+    def prompt_weight(self) -> float:
+        """How many tokens of an answer one of the prompt is worth: of the first variant, as in a manifest."""
+        first = self.edge or self.pool
+        assert first is not None
+        return first.prefill_ms / first.step_ms[0][1]
+
+
 class ModelSpec(_ScenarioPart, frozen=True, kw_only=True):
     """One model in its two variants. Costs are (work units, milliseconds) of one call, padding included.
 
-    `edge_ms` is of a reference device, which `slow` multiplies; None: it does not run there.
+    `edge_ms` is of a reference device, which `slow` multiplies; None: it does not run there. A model with `generation`
+    has its costs there.
     """
 
     feature: Feature = "tokens"
@@ -60,8 +97,13 @@ class ModelSpec(_ScenarioPart, frozen=True, kw_only=True):
     max_batch: int = 32
     max_queue: int = 256
     confidence: Unsure | None = None  # `{}` takes the defaults; None: an answer is an answer
+    generation: GenerationSpec | None = None
 
     def __post_init__(self) -> None:
+        if self.generation is not None:
+            if self.edge_ms is not None or self.pool_ms is not None:
+                raise ValueError("edge_ms and pool_ms are of single answers: a model with generation has its own costs")
+            return
         if self.edge_ms is None and self.pool_ms is None:
             raise ValueError("edge_ms or pool_ms is needed: the model runs nowhere")
         for points in (self.edge_ms, self.pool_ms):
@@ -142,6 +184,35 @@ class Size(_ScenarioPart, frozen=True, kw_only=True):
             raise ValueError(f"min <= median <= max does not hold: {self.min}, {self.median}, {self.max}")
 
 
+class OutputSpec(_ScenarioPart, frozen=True, kw_only=True):
+    """Lengths of answers in tokens: log-normal by `median` and `sigma`, or through `quantiles` that were published.
+
+    Between two quantiles, as (share, tokens), lengths are log-normal, and beyond the outer ones as between the two next
+    to them.
+    """
+
+    max_tokens: int
+    median: float = 0.0
+    sigma: float = 0.0
+    quantiles: tuple[tuple[float, float], ...] = ()
+    leaves_share: float = 0.0  # of callers, who leave anywhere in the answer
+
+    def __post_init__(self) -> None:
+        if bool(self.quantiles) == (self.median > 0.0):
+            raise ValueError("either median and sigma or quantiles are needed")
+        if self.max_tokens < 1 or not 0.0 <= self.leaves_share <= 1.0:
+            raise ValueError("max_tokens must be 1 or more, and leaves_share from 0 to 1")
+        shares, lengths = [one for one, _ in self.quantiles], [one for _, one in self.quantiles]
+        if self.quantiles and (
+            len(shares) < 2
+            or shares != sorted(set(shares))
+            or lengths != sorted(lengths)
+            or not 0.0 < shares[0] <= shares[-1] < 1.0
+            or lengths[0] < 1.0
+        ):
+            raise ValueError("quantiles must be two or more (share, tokens) that rise, shares between 0 and 1")
+
+
 class ClassSpec(_ScenarioPart, frozen=True, kw_only=True):
     """One kind of request. `share` is of all requests; shares are relative to their sum."""
 
@@ -157,6 +228,9 @@ class ClassSpec(_ScenarioPart, frozen=True, kw_only=True):
     hard_share: float = 0.1  # of requests that a small model answers badly (`confidence` of its model; joint inference)
     tenant: str = ""  # on whose account; "" is no tenant in particular
     retries: int = 0  # how often a client that got no answer sends again, at once and with a fresh budget
+    output: OutputSpec | None = None  # of a generating model, whose `length` is that of the prompt
+    ttft_ms: float | None = None  # the budget of its first token
+    tpot_ms: float | None = None  # and of each further one, on average
 
     def __post_init__(self) -> None:
         if self.retries < 0:
@@ -284,6 +358,7 @@ class Scenario(_ScenarioPart, frozen=True, kw_only=True, dict=True):
     faults: tuple[Fault, ...] = ()
     jitter_times: float = 1.0
     knee_rps: float | None = None
+    cost_weight: float = COST_WEIGHT  # as a gateway's `cost_weight`; policy value
     cloud_budget: float | None = None  # pool-seconds a second that all gateways together may spend; policy value
     static_threshold: float = 128.0  # units; a baseline sends larger requests to the pool
 
@@ -295,8 +370,8 @@ class Scenario(_ScenarioPart, frozen=True, kw_only=True, dict=True):
 
     @property
     def shares_targets(self) -> bool:
-        """Whether several gateways send to one edge, or to a pool as good as alone."""
-        return self.gateways > 1 and self.gateways_per_edge != 1
+        """Whether so many gateways send to one edge, or to a pool, that each looks at a few targets."""
+        return (self.gateways_per_edge or self.gateways) >= FROM_GATEWAYS
 
     def with_rate(self, rate: float) -> Scenario:
         arrivals = msgspec.structs.replace(self.arrivals, rate=rate)

@@ -129,6 +129,10 @@ def _misfits(scenario: Scenario) -> list[tuple[str, str]]:
         model_spec = scenario.models.get(kind.model)
         if model_spec is not None and kind.rows > model_spec.max_batch:
             found.append((f"classes[{place}].rows", f"{kind.rows} are more than the model's max_batch"))
+        if model_spec is not None and (model_spec.generation is None) != (kind.output is None):
+            found.append((f"classes[{place}].output", "it goes with a model that has generation, and with no other"))
+    if len({one.generation is None for one in scenario.models.values()}) > 1:
+        found.append(("models", "models with generation and models without are not simulated together"))
     for place, step in enumerate(scenario.arrivals.steps):
         for name in step.shares:
             must_name(f"arrivals.steps[{place}].shares", name, {one.name: one for one in scenario.classes})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from edge_agent.core.edge_queue import OPTIMISM, EdgeQueue, QueueTicket
 from simulator.event_queue import Alarm, EventQueue
-from simulator.workers.job import SimulatedJob
+from simulator.workers.job import ForeseenEnd, SimulatedJob
 from simulator.workers.slowness import Slowness
 from simulator.workers.worker import NO_TAKES, BelievedCost, SimulatedWorker, Takes, true_table
 from tidegate.fleet.offers import ModelOffer
@@ -85,11 +85,11 @@ class EdgeWorker(SimulatedWorker):
         if ticket_id is not None and self._queue.remove(ticket_id):
             self._forget(ticket_id)
 
-    def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, float]:
+    def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, ForeseenEnd]:
         free_at = max(now, self._busy_until)
         waiting = [job for job in self._jobs.values() if not job.settled and self._ticket_of[job] != self._computing]
         coming = sorted(coming, key=_instant)
-        ends: dict[SimulatedJob, float] = {}
+        ends: dict[SimulatedJob, ForeseenEnd] = {}
         while waiting or coming:
             while coming and (coming[0][0] <= free_at or not waiting):
                 free_at = max(free_at, coming[0][0])
@@ -98,7 +98,8 @@ class EdgeWorker(SimulatedWorker):
             waiting.remove(job)
             seconds = self._takes_s(job, free_at)
             if free_at < job.deadline - OPTIMISM * seconds:
-                ends[job] = free_at = self._ends_at(free_at, seconds)
+                free_at = self._ends_at(free_at, seconds)
+                ends[job] = ForeseenEnd(free_at)
         return ends
 
     def _takes_s(self, job: SimulatedJob, now: float) -> float:

@@ -11,7 +11,7 @@ from cloud_pool.core.batching.latency_model import LatencyModel
 from cloud_pool.core.batching.queue_item import QueueItem
 from simulator.event_queue import Alarm, EventQueue
 from simulator.scenarios.scenario import ModelSpec
-from simulator.workers.job import SimulatedJob
+from simulator.workers.job import ForeseenEnd, SimulatedJob
 from simulator.workers.slowness import Slowness
 from simulator.workers.worker import NO_TAKES, SimulatedWorker, Takes, TrueCost, true_table
 from tidegate.fleet.offers import ModelOffer
@@ -125,14 +125,14 @@ class PoolWorker(SimulatedWorker):
             del self._jobs[number]
             self._instances[job.model].batcher.remove([number])
 
-    def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, float]:
+    def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, ForeseenEnd]:
         twins = {model: lane.another() for model, lane in self._instances.items()}
         jobs = dict(self._jobs)
         for model, lane in self._instances.items():
             _put(twins[model], lane.batcher.waiting(), now)
         coming = sorted(coming, key=lambda one: one[0])
         at = max(now, self._busy_until)
-        ends: dict[SimulatedJob, float] = {}
+        ends: dict[SimulatedJob, ForeseenEnd] = {}
         while coming or any(twins.values()):
             if not any(twins.values()):
                 at = max(at, coming[0][0])
@@ -145,7 +145,7 @@ class PoolWorker(SimulatedWorker):
                 if items := twin.release(at):
                     units = padded_shape([item.shape for item in items]).units
                     at = self._ends_at(at, self._instances[model].true.takes_s(units, 0.0) * self._slowness.at(at))
-                    ends |= {jobs[item.id]: at for item in items}
+                    ends |= {jobs[item.id]: ForeseenEnd(at) for item in items}
                     break
         return ends
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from simulator.event_queue import EventQueue
 from simulator.scenarios.scenario import EdgeGroup, ModelSpec, Scenario
-from simulator.workers.job import VERSION, SimulatedJob
+from simulator.workers.job import VERSION, ForeseenEnd, SimulatedJob
 from simulator.workers.slowness import Slowness
 from tidegate.estimate.cost_table import CostTable
 from tidegate.estimate.service_time import ServiceTime
@@ -67,6 +67,10 @@ class SimulatedWorker(ABC):
         self._sequence += 1
         return LoadReport(self.epoch, self._sequence, self.queued, self.in_flight, self.queue_delay_s(now))
 
+    def news(self, now: float) -> tuple[ModelOffer, ...] | None:
+        """The offers, if they changed since they were last told; those of a device or a pool never do."""
+        return None
+
     def crash(self) -> None:
         """The process is gone with all its jobs; callers that wait learn of it from their streams."""
         self.alive = False
@@ -102,7 +106,7 @@ class SimulatedWorker(ABC):
         """The caller has cancelled this job."""
 
     @abstractmethod
-    def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, float]:
+    def foreseen(self, coming: Sequence[tuple[float, SimulatedJob]], now: float) -> dict[SimulatedJob, ForeseenEnd]:
         """When every job here, and each job that will arrive, will truly be done if nothing else comes; without
         jobs that would be dropped. No gateway may see this; an oracle does."""
 

@@ -11,15 +11,17 @@ Source: Çinlar, "Introduction to Stochastic Processes", 1975, ch. 4 (time chang
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import exp, inf, log
 from random import Random
+from statistics import NormalDist
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from simulator.scenarios.scenario import ArrivalsSpec, ClassSpec, RateStep, RecordedArrival, Scenario
+from simulator.scenarios.scenario import ArrivalsSpec, ClassSpec, OutputSpec, RateStep, RecordedArrival, Scenario
 from tidegate.netsim.links.regime import Weather
 from tidegate.netsim.random_streams import stream
 
@@ -37,6 +39,8 @@ class SimulatedRequest(NamedTuple):
     noise: float
     hard: bool
     tries: int = 1
+    output: int = 0  # tokens that the answer will have, where the model generates, ...
+    leaves_after: int = 0  # ... and how many of them its caller waits for; 0: for all
 
     @property
     def units(self) -> float:
@@ -96,7 +100,26 @@ def request_of(kind: ClassSpec, number: int, at: float, draw: Random) -> Simulat
     size = kind.length
     length = size.median * exp(size.sigma * draw.gauss(0.0, 1.0)) if size.sigma else size.median
     fitted = int(min(size.max, max(size.min, round(length))))
-    return SimulatedRequest(number, at, kind, fitted, draw.gauss(0.0, 1.0), draw.random() < kind.hard_share)
+    request = SimulatedRequest(number, at, kind, fitted, draw.gauss(0.0, 1.0), draw.random() < kind.hard_share)
+    return request if kind.output is None else _with_output(request, kind.output, draw)
+
+
+def _with_output(request: SimulatedRequest, spec: OutputSpec, draw: Random) -> SimulatedRequest:
+    drawn = (
+        _between(spec.quantiles, draw.random()) if spec.quantiles else log(spec.median) + spec.sigma * draw.gauss(0, 1)
+    )
+    length = max(1, min(spec.max_tokens, round(exp(min(drawn, log(spec.max_tokens) + 1.0)))))
+    leaves = draw.random() < spec.leaves_share
+    return request._replace(output=length, leaves_after=draw.randrange(1, length + 1) if leaves else 0)
+
+
+def _between(quantiles: Sequence[tuple[float, float]], share: float) -> float:
+    """The logarithm of the length at `share`, on the line through the two quantiles about it."""
+    right = min(max(1, bisect_right([one for one, _ in quantiles], share)), len(quantiles) - 1)
+    (low, short), (high, long) = quantiles[right - 1], quantiles[right]
+    # Lines over the normal deviate: straight is log-normal, and a tail goes on as one.
+    at, start, end = (NormalDist().inv_cdf(min(0.9999, max(0.0001, one))) for one in (share, low, high))
+    return log(short) + (at - start) / (end - start) * (log(long) - log(short))
 
 
 def instants(spec: ArrivalsSpec, until_s: float, seed: int) -> Iterator[float]:

@@ -5,6 +5,10 @@ tally. What an attempt teaches is noted by `gateway/core/request/attempt.py`, th
 gateway's `serving/execution.py` uses, so the estimators learn here exactly what they learn in service. Admission is
 what `gateway/layers/admit.py` calls (`admission.py`).
 
+An answer that has begun is gone on with elsewhere where its worker is lost, stalls or leaves, as in service, by the
+same rules (`gateway/core/request/resumption.py`). Each token is named by its place in the answer, by the worker that
+makes it, so that one that is lost or comes twice is found out (`GenerationTally.wrong`).
+
 Where a model's scenario has `confidence`, an edge's answer to a hard request is unsure; the machine of Tidegate's own
 policies does with it what it does in service, and for every policy it is an answer of lower quality.
 
@@ -22,31 +26,40 @@ from types import MappingProxyType
 from typing import Protocol
 
 from gateway.core.admission.admission import AdmissionRequest
+from gateway.core.estimate.output_length import OutputLengths
+from gateway.core.estimate.token_calibration import TokenClaim, TokenTimes
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkEvent
 from gateway.core.fleet.pricing import Tier
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.cloud_budget import CloudBudget
+from gateway.core.placement.generation_time import GenerationAsk
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate
-from gateway.core.request.attempt import AttemptTelemetry
+from gateway.core.placement.utility import token_objectives
+from gateway.core.request.answer_so_far import AnswerSoFar
+from gateway.core.request.attempt import AttemptTelemetry, ComputedTokens, ComputedWork
 from gateway.core.request.escalation import Escalations
-from gateway.core.request.hedging import HedgePolicy
+from gateway.core.request.hedging import RACE, HedgePolicy
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
+from gateway.core.request.resumption import Resumption, ResumptionTerms
 from simulator.event_queue import Event, EventQueue
 from simulator.scenarios.scenario import Unsure
-from simulator.workers.job import VERSION, SimulatedJob
+from simulator.workers.job import VERSION, JobGeneration, SimulatedJob
 from simulator.world.admission import AdmissionControl
 from simulator.world.arrivals import SimulatedRequest
+from simulator.world.generation_tally import TokenTally
 from simulator.world.link_stream import SimulatedStream
 from simulator.world.tally import OutcomeTally, RequestEnd
 from tidegate.models.manifest import Feature
 from tidegate.outcome import Outcome, Overloaded, ServeError
+from tidegate.token_sink import TokenBatch
 from tidegate.types import Accepted, LoadReport
 
 _CLIENT_RTT_S = 0.002  # between a client that does not wait and its gateway
 _MARGIN_SIGMAS = 1.645
+_UNBOUNDED = 2**31  # tokens: callers read without pause
 _SURE = 0.5  # between the confidences of hard requests, 0, and of easy ones, 1
 
 
@@ -67,6 +80,15 @@ class Router(Placement, Protocol):
         ...
 
 
+class RequestCaller(Protocol):
+    """The caller of a request that another gateway sent: it is told what its own callers are told."""
+
+    def accepted(self, word: Accepted) -> None: ...
+    def ended(self, end: Answer | Refuse, job: SimulatedJob | None, now: float) -> None:
+        """The request is over. `job`: that was answered."""
+        ...
+
+
 class SimulatedGateway:
     """Mutable: `connect` targets, then `take` requests."""
 
@@ -79,8 +101,12 @@ class SimulatedGateway:
         draw: Callable[[], float],
         cloud_budget: CloudBudget | None = None,
         unsure: Mapping[str, Unsure] = MappingProxyType({}),
+        prompt_weights: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Args: unsure: the models that judge their own answers."""
+        """Args:
+        unsure: the models that judge their own answers.
+        prompt_weights: of generating models: how many tokens of an answer one of the prompt is worth.
+        """
         self.events = events
         self.unsure = unsure
         self.escalations = {
@@ -93,6 +119,8 @@ class SimulatedGateway:
         self.streams: dict[str, SimulatedStream] = {}
         self.keys = count()
         self.cloud_budget = cloud_budget  # of the policies that have one
+        self.lengths = OutputLengths()
+        self.prompt_weights = prompt_weights
         self.router = router_of(self)
 
     def _overloaded(self) -> bool:
@@ -140,32 +168,54 @@ class SimulatedGateway:
 class SimulatedExecution:
     """One request under way, from its arrival to its end."""
 
-    __slots__ = ("_ask", "_attempts", "_gateway", "_jobs", "_machine", "_request", "_started_at", "_timer")
+    __slots__ = (
+        "_answer", "_ask", "_attempts", "_begun", "_caller", "_gateway", "_jobs", "_machine", "_request", "_started_at",
+        "_timer", "_tokens",
+    )  # fmt: skip
 
-    def __init__(self, gateway: SimulatedGateway, request: SimulatedRequest) -> None:
+    def __init__(
+        self, gateway: SimulatedGateway, request: SimulatedRequest, caller: RequestCaller | None = None
+    ) -> None:
+        """Args: caller: another gateway's job; None: a caller of this one's own, whom the tally counts."""
         kind = request.kind
+        self._caller = caller
         self._gateway = gateway
         self._request = request
         self._started_at = gateway.events.now
         router = gateway.router
         escalations = gateway.escalations.get(kind.model) if router.judges else None
+        generation = _generation_ask(gateway, request, self._started_at)
         self._ask = Ask(
             kind.model,
             VERSION,
-            request.units,
+            request.units if generation is None else generation.prompt_units - 1.0 + generation.mean_length,
             kind.rows,
-            request.length,
+            request.length if generation is None else request.length + generation.max_tokens,
             self._started_at + kind.budget_ms / 1e3,  # of this try
             priority=kind.priority,
             body_bytes=int(request.units * kind.bytes_per_unit),
             weight=gateway.router.door.weight_of(kind.tenant),
             tenant=kind.tenant,
             escalates=escalations is not None,
+            generation=generation,
         )
-        self._machine = RequestMachine(self._ask, router, hedges=router.hedges, escalations=escalations)
+        self._tokens = TokenTally()
+        self._begun: int | None = None  # the attempt whose tokens the caller sees
+        self._answer = AnswerSoFar(_UNBOUNDED)
+        self._machine = RequestMachine(
+            self._ask, router, hedges=router.hedges, escalations=escalations, resumption=self._resumption()
+        )
         self._attempts: dict[int, _SimulatedAttempt] = {}  # under way, by number
         self._timer: Event | None = None
         self._jobs: dict[int, SimulatedJob] = {}  # that were answered, by number
+
+    def _resumption(self) -> Resumption | None:
+        generation, kind = self._ask.generation, self._request.kind
+        if generation is None:
+            return None
+        weight = self._gateway.prompt_weights[kind.model]
+        terms = ResumptionTerms(self._request.length, generation.max_tokens, weight, next_s=generation.next_s)
+        return Resumption(terms, self._answer)
 
     def start(self) -> None:
         self._perform(self._machine.arrived(self._gateway.events.now))
@@ -178,13 +228,23 @@ class SimulatedExecution:
                 case WakeAt():
                     self._wake_at(action.at)
                 case Cancel():
-                    self._attempts.pop(action.attempt).give_up(hopeless=action.hopeless)
+                    attempt = self._attempts.pop(action.attempt)
+                    attempt.give_up(hopeless=action.hopeless, error=action.error)
+                    self._count_lost(action.attempt, attempt)
                 case _:
                     self._end(action)
 
+    def _count_lost(self, number: int, attempt: _SimulatedAttempt) -> None:
+        """Count an attempt that was cancelled since another one's first token is here."""
+        tally = self._gateway.tally
+        if self._begun is not None and number != self._begun and self._request.at >= tally.counts_from:
+            tally.generations.lost_race(attempt.computed_tokens)
+
     def _launch(self, launch: Launch) -> None:
         self._gateway.tally.launches += self._request.at >= self._gateway.tally.counts_from
-        self._attempts[launch.attempt] = _SimulatedAttempt(self, launch.attempt, launch.candidate)
+        if self._caller is not None and launch.attempt == 0:
+            self._caller.accepted(Accepted(0, launch.candidate.finish_s))
+        self._attempts[launch.attempt] = _SimulatedAttempt(self, launch)
         self._attempts[launch.attempt].send()
 
     def _wake_at(self, at: float) -> None:
@@ -202,6 +262,37 @@ class SimulatedExecution:
     def accepted(self, number: int, word: Accepted) -> None:
         self._perform(self._machine.accepted(number, word, self._gateway.events.now))
 
+    def made(self, number: int, tokens: int) -> None:
+        """So many tokens of this attempt's answer are here."""
+        now, attempt = self._gateway.events.now, self._attempts[number]
+        if self._begun is None or self._begun not in self._attempts:
+            attempt.begun(now)
+            self._begun = number
+            self._perform(self._machine.begun(number, now))
+            self._answer.speaks(_UNBOUNDED, None, now)
+        if self._begun != number:
+            return
+        self._answer.took(attempt.take(tokens), attempt.candidate.offered.cost.token_gaps, now)
+        self._tokens.add(len(self._answer), now, self._ask, self._request)
+        if 0 < self._request.leaves_after <= len(self._answer):
+            self._leave(now)
+
+    def _leave(self, now: float) -> None:
+        """The caller has read enough."""
+        gateway, request = self._gateway, self._request
+        self._perform(self._machine.cancelled(now))
+        gateway.lengths.record(
+            request.kind.model, request.kind.tenant, self._max_tokens, self._tokens.made, ended=False
+        )
+        self._close(now)
+        in_time = self._tokens.kept(self._ask)
+        gateway.end(request, self._ended(now, Outcome.CANCELLED, in_time=in_time, by=self._begun))
+
+    @property
+    def _max_tokens(self) -> int:
+        generation = self._ask.generation
+        return 0 if generation is None else generation.max_tokens
+
     def answered(self, number: int, job: SimulatedJob) -> None:
         now, target_id = self._gateway.events.now, self._attempts.pop(number).candidate.target.id
         if self._gateway.router.escalates(self._request, target_id):
@@ -214,6 +305,15 @@ class SimulatedExecution:
     def failed(self, number: int, error: ServeError) -> None:
         del self._attempts[number]
         self._perform(self._machine.failed(number, error, self._gateway.events.now))
+
+    def computed(self, job: SimulatedJob, compute_s: float) -> ComputedWork | None:
+        """As `AskBuilder.computed`."""
+        generation = job.generation
+        if generation is None:
+            return None
+        prompt_units = self._gateway.prompt_weights[job.model] * generation.prompt + 1.0
+        tokens = ComputedTokens(generation.made, prompt_units, generation.first_s, generation.rest_s)
+        return ComputedWork(prompt_units - 1.0 + generation.made, compute_s, tokens)
 
     def _confidence(self, target_id: str) -> float | None:
         """An edge's confidence: 1 in an easy request, 0 in a hard one; None where answers are not judged."""
@@ -238,21 +338,65 @@ class SimulatedExecution:
     def _end(self, end: Answer | Refuse) -> None:
         gateway, request = self._gateway, self._request
         now = gateway.events.now
-        gateway.router.door.leave(request.kind.tenant, now - self._started_at)
+        self._close(now)
+        self._learn_length(end)
+        if self._caller is not None:
+            self._caller.ended(end, self._jobs.get(end.attempt) if isinstance(end, Answer) else None, now)
+            return
+        gateway.end(request, self._request_end(end, now))
+        if isinstance(end, Answer) and request.at >= gateway.tally.counts_from and end.attempt in self._jobs:
+            gateway.tally.useful_s[end.candidate.target.spec.tier] += self._jobs[end.attempt].useful_s
+
+    def cancel(self, now: float) -> None:
+        """Its caller, another gateway, wants no answer any more."""
+        self._perform(self._machine.cancelled(now))
+        self._close(now)
+
+    def _close(self, now: float) -> None:
+        gateway = self._gateway
+        gateway.router.door.leave(self._request.kind.tenant, now - self._started_at)
         if self._timer is not None:
             gateway.events.cancel(self._timer)
             self._timer = None
-        gateway.end(request, self._request_end(end, now))
-        if isinstance(end, Answer) and request.at >= gateway.tally.counts_from:
-            gateway.tally.useful_s[end.candidate.target.spec.tier] += self._jobs[end.attempt].useful_s
+        if self._ask.generation is not None and self._request.at >= gateway.tally.counts_from:
+            gateway.tally.generations.add(self._tokens, self._ask, self._request.length)
+            gateway.tally.generations.hold_to_truth(self._answer.ids)
+
+    def _learn_length(self, end: Answer | Refuse) -> None:
+        """As `AskBuilder.learn_length`."""
+        generation, kind, lengths = self._ask.generation, self._request.kind, self._gateway.lengths
+        if generation is None:
+            return
+        job = self._jobs[end.attempt].generation if isinstance(end, Answer) and end.attempt in self._jobs else None
+        made = self._tokens.made if job is None else job.answered + job.made
+        ended = job is not None and job.made == job.length < job.max_tokens
+        lengths.record(kind.model, kind.tenant, generation.max_tokens, made, ended=ended)
+
+    def _ended(self, now: float, outcome: Outcome, *, in_time: bool, by: int | None) -> RequestEnd:
+        kind = self._request.kind
+        served_by = "" if by is None else self._machine.route_of(by).served_by
+        return RequestEnd(
+            kind.name,
+            kind.priority,
+            self._request.at,
+            now,
+            outcome,
+            in_time,
+            served_by=served_by,
+            tenant=kind.tenant,
+        )
 
     def _request_end(self, end: Answer | Refuse, now: float) -> RequestEnd:
         kind, at = self._request.kind, self._request.at
         if isinstance(end, Refuse):
+            if len(self._answer) and request_counts(self._request, self._gateway.tally):
+                self._gateway.tally.generations.broke_off(end.error)
             return RequestEnd(
                 kind.name, kind.priority, at, now, Outcome.of(end.error), in_time=False, tenant=kind.tenant
             )
-        in_time = now <= self._ask.deadline
+        if self._ask.generation is not None and request_counts(self._request, self._gateway.tally):
+            self._gateway.tally.generations.ended(end.route.resumed, len(self._answer), self._wanted)
+        in_time = now <= self._ask.deadline and self._tokens.kept(self._ask)
         outcome = Outcome.LATE if not in_time else Outcome.DEGRADED if end.route.degraded else Outcome.OK
         return RequestEnd(
             kind.name,
@@ -265,9 +409,14 @@ class SimulatedExecution:
             quality=self._quality(end),
             attempts=end.route.attempts,
             hedged=end.route.hedged,
-            hedge_won=end.route.reason == "hedge",
+            hedge_won=end.route.reason in ("hedge", RACE),
             tenant=kind.tenant,
         )
+
+    @property
+    def _wanted(self) -> int:
+        """Tokens of a whole answer."""
+        return min(self._request.output, self._max_tokens)
 
     def _quality(self, end: Answer) -> float:
         quality = end.candidate.variant.quality or 0.0
@@ -283,17 +432,22 @@ class SimulatedExecution:
 class _SimulatedAttempt:
     """One attempt: what its target reports, passed on as evidence and as an event of the machine."""
 
-    __slots__ = ("_body_bytes", "_chance", "_evidence", "_execution", "_job", "_number", "_stream", "candidate")
+    __slots__ = (
+        "_body_bytes", "_chance", "_evidence", "_execution", "_first_at", "_heard", "_job", "_number", "_stream",
+        "candidate",
+    )  # fmt: skip
 
-    def __init__(self, execution: SimulatedExecution, number: int, candidate: Candidate) -> None:
+    def __init__(self, execution: SimulatedExecution, launch: Launch) -> None:
         gateway, request = execution.gateway, execution.request
-        now = gateway.events.now
+        now, candidate = gateway.events.now, launch.candidate
         self.candidate = candidate
         self._execution = execution
-        self._number = number
+        self._number = launch.attempt
+        self._heard = 0  # tokens of this attempt
         self._body_bytes = execution.ask.body_bytes
         self._stream = gateway.streams[candidate.target.id]
-        self._evidence = AttemptTelemetry(candidate, next(gateway.keys), request.units, now, self._body_bytes)
+        self._evidence = AttemptTelemetry(candidate, next(gateway.keys), launch.units, now, self._body_bytes)
+        self._first_at: float | None = None
         self._chance = _chance_of(candidate, execution.ask.deadline - now)
         self._job = SimulatedJob(
             request.number,
@@ -305,19 +459,40 @@ class _SimulatedAttempt:
             priority=request.kind.priority,
             luck=request.noise,
             answer_bytes=request.kind.answer_bytes,
+            generation=job_generation(request, execution.ask, launch.answered),
+            request=request,
         )
+        if self._job.generation is not None:
+            objectives = token_objectives(candidate, execution.ask, now, goes_on=launch.answered > 0)
+            self._job.generation.first_budget_s = None if objectives is None else objectives.first_s
         gateway.router.launched(candidate.target.id, now)
 
     def send(self) -> None:
         self._stream.ask(self._job, self, self._body_bytes)
 
-    def give_up(self, *, hopeless: bool) -> None:
-        """The machine has cancelled it."""
+    def give_up(self, *, hopeless: bool, error: ServeError | None = None) -> None:
+        """The machine has cancelled it. Args: error: what that counts as."""
         now = self._execution.gateway.events.now
-        self._evidence.cancelled(now, hopeless=hopeless)
+        if error is None:
+            self._evidence.cancelled(now, hopeless=hopeless)
+        else:
+            self._evidence.stalled(error, now, self._execution.gateway.draw())
         self._execution.gateway.router.ended(self.candidate.target.id, None, now)
         self._stream.withdraw(self._job)
         self._note(now, answered=False, given_up=True)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Of a generation, what its target has computed by now: of the prompt and of the answer."""
+        asked = self._job.generation
+        return 0 if asked is None else asked.prefilled + asked.made
+
+    def take(self, tokens: int) -> TokenBatch:
+        """What has come since the last time. Args: tokens: of this attempt, that are here by now."""
+        asked, first = self._job.generation, self._heard
+        assert asked is not None
+        self._heard = tokens
+        return TokenBatch(first, tuple([asked.token(place) for place in range(first, tokens)]))
 
     # AttemptCallbacks
 
@@ -325,9 +500,19 @@ class _SimulatedAttempt:
         self._evidence.accepted(self._execution.gateway.events.now, word)
         self._execution.accepted(self._number, word)
 
+    def made(self, tokens: int) -> None:
+        self._execution.made(self._number, tokens)
+
+    def begun(self, now: float) -> None:
+        """Its first token is here, and the caller is shown it."""
+        self._first_at = now
+        self._evidence.begun(now, 0)
+
     def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport, size_bytes: int) -> None:
         now = self._execution.gateway.events.now
-        self._evidence.answered({"queue": queue_s, "compute": compute_s}, load, now, size_bytes)
+        job.queue_s = queue_s
+        work = self._execution.computed(job, compute_s)
+        self._evidence.answered({"queue": queue_s, "compute": compute_s}, load, now, size_bytes, work=work)
         self._execution.gateway.router.ended(self.candidate.target.id, now - self._evidence.launched_at, now)
         budget = self._execution.gateway.cloud_budget
         if budget is not None and self.candidate.offered.zone == "cloud":
@@ -348,6 +533,9 @@ class _SimulatedAttempt:
         tally, deadline = execution.gateway.tally, execution.ask.deadline
         if self._number > 0 or execution.request.at < tally.counts_from:
             return
+        if self.candidate.tokens is not None:
+            self._note_tokens(now, answered=answered, given_up=given_up)
+            return
         if not given_up or now >= deadline:  # before it, how it would have ended is unknown
             tally.reliability.add(self._chance, answered and now <= deadline)
         expected_at = launched_at + self._evidence.within_s
@@ -356,8 +544,57 @@ class _SimulatedAttempt:
             tally.within_margin[0] += answered and now <= expected_at
             tally.within_margin[1] += 1
 
+    def _note_tokens(self, now: float, *, answered: bool, given_up: bool) -> None:
+        claim, made = self.candidate.claim, self._job.generation
+        if claim is None or made is None or not isinstance(claim.prediction, TokenClaim):
+            return
+        times = TokenTimes(made.made, self._first_at, now) if answered and self._first_at is not None else None
+        self._execution.gateway.tally.generations.settle(
+            claim.prediction, now, first_at=self._first_at, times=times, given_up=given_up
+        )
+
     def __repr__(self) -> str:
         return f"<_SimulatedAttempt {self._number} at {self.candidate.target.id}>"
+
+
+def _generation_ask(gateway: SimulatedGateway, request: SimulatedRequest, now: float) -> GenerationAsk | None:
+    """As `gateway/serving/work_estimate.py` makes it."""
+    kind = request.kind
+    if kind.output is None:
+        return None
+    forecast = gateway.lengths.forecast(kind.model, kind.tenant, kind.output.max_tokens)
+    prompt_units = gateway.prompt_weights[kind.model] * request.length + 1.0
+    return GenerationAsk(
+        prompt_units=prompt_units,
+        certain_units=prompt_units,
+        most_units=prompt_units - 1.0 + kind.output.max_tokens,
+        lengths=forecast.lengths,
+        mean_length=forecast.mean,
+        max_tokens=kind.output.max_tokens,
+        first_by=None if kind.ttft_ms is None else now + kind.ttft_ms / 1e3,
+        next_s=None if kind.tpot_ms is None else kind.tpot_ms / 1e3,
+    )
+
+
+def request_counts(request: SimulatedRequest, tally: OutcomeTally) -> bool:
+    """Whether a request came after the warm-up."""
+    return request.at >= tally.counts_from
+
+
+def job_generation(request: SimulatedRequest, ask: Ask, answered: int = 0) -> JobGeneration | None:
+    """The part of a request's job that generates; None of one that does not. Args: answered: tokens that there are."""
+    output, generation = request.kind.output, ask.generation
+    if output is None or generation is None:
+        return None
+    budget = generation.budget(ask.deadline)
+    return JobGeneration(
+        request.length + answered,
+        request.output - answered,
+        max(1, output.max_tokens - answered),
+        budget=budget,
+        leaves_after=max(0, request.leaves_after - answered),
+        answered=answered,
+    )
 
 
 def _chance_of(candidate: Candidate, budget_s: float) -> float:

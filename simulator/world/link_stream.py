@@ -15,7 +15,7 @@ real worker sends on its own tick.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final, Protocol
 
@@ -23,6 +23,7 @@ from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkLoad, LinkRt
 from simulator.event_queue import EventQueue
 from simulator.workers.job import SimulatedJob
 from simulator.workers.worker import SimulatedWorker
+from tidegate.fleet.offers import ModelOffer
 from tidegate.netsim.links.profile import LinkModel
 from tidegate.outcome import Disconnected, ServeError
 from tidegate.runtime.backoff import Backoff
@@ -32,7 +33,9 @@ from tidegate.types import Accepted, LoadReport
 REQUEST_BYTES: Final = 190
 SMALL_BYTES: Final = 110
 ANSWER_BYTES: Final = 200
+TOKEN_BYTES: Final = 37  # of one token in a frame with others
 HELLO_BYTES: Final = 2000
+SPREAD_S: Final = 0.01  # as in `tidegate/link/service.py`
 # As in `gateway/targets/link.py`, `gateway/targets/directory.py` and `tidegate/link/session.py`.
 BACKOFF_BASE_S: Final = 0.25
 BACKOFF_CAP_S: Final = 4.0
@@ -46,10 +49,40 @@ class AttemptCallbacks(Protocol):
     """The callbacks of an attempt: called exactly once with its end, unless it withdrew."""
 
     def accepted(self, word: Accepted) -> None: ...
+    def made(self, tokens: int) -> None:
+        """So many tokens of its answer are here."""
+        ...
+
     def answered(
         self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport, size_bytes: int
     ) -> None: ...
     def failed(self, error: ServeError) -> None: ...
+
+
+class LoadSpread:
+    """Mutable: one worker's streams, each of which hears soon of the work that the others brought or got back."""
+
+    def __init__(self, events: EventQueue) -> None:
+        self.streams: list[SimulatedStream] = []
+        self._events = events
+        self._workers: set[SimulatedStream] = set()  # whose work has changed since the others were told
+        self._is_due = False
+
+    def worked(self, stream: SimulatedStream) -> None:
+        if len(self.streams) > 1:
+            self._workers.add(stream)
+            if not self._is_due:
+                self._is_due = True
+                self._events.schedule(self._events.now + SPREAD_S, self._spread)
+
+    def _spread(self) -> None:
+        workers, self._workers, self._is_due = self._workers, set(), False
+        for one in self.streams:
+            if workers != {one}:
+                one.tell_load()
+
+    def __repr__(self) -> str:
+        return f"<LoadSpread over {len(self.streams)} streams>"
 
 
 class SimulatedStream:
@@ -69,14 +102,17 @@ class SimulatedStream:
         draw: Callable[[], float],
         phase: float,
         lasts_until: float = inf,
+        spread: LoadSpread | None = None,
     ) -> None:
         self.worker = worker
+        self._spread = spread or LoadSpread(events)
+        self._spread.streams.append(self)
         self.up = False
         self._events = events
         self._link = link
         self._to_target, self._from_target = link.to_target, link.from_target
         self._on_event = on_event
-        cap_s = BACKOFF_CAP_STATIC_S if worker.id.startswith("pool/") else BACKOFF_CAP_S
+        cap_s = BACKOFF_CAP_STATIC_S if worker.id.startswith(("pool/", "site/")) else BACKOFF_CAP_S
         self._backoff = Backoff(draw, BACKOFF_BASE_S, cap_s)
         self._phase = phase
         self._lasts_until = lasts_until
@@ -137,9 +173,21 @@ class SimulatedStream:
     def accepted(self, job: SimulatedJob, word: Accepted) -> None:
         self._at(self._returned(SMALL_BYTES), self._take_accepted, job, word)
 
+    def made(self, jobs: Sequence[SimulatedJob]) -> None:
+        at = self._returned(SMALL_BYTES + TOKEN_BYTES * len(jobs))
+        self._at(at, self._take_tokens, [(job, job.generation.made) for job in jobs if job.generation is not None])
+
     def answered(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport) -> None:
         at = self._returned(ANSWER_BYTES + job.answer_bytes)
         self._at(at, self._take_answer, job, queue_s, compute_s, load)
+        self._spread.worked(self)
+
+    def tell_load(self) -> None:
+        """Say the load, for what other gateways have sent."""
+        now = self._events.now
+        if self.up and self.worker.alive and self.worker.standing_until(now) <= now:
+            load = self.worker.load_report(now)
+            self._at(self._returned(SMALL_BYTES), self._take_load, load)
 
     def refused(self, job: SimulatedJob, error: ServeError, load: LoadReport) -> None:
         self._at(self._returned(SMALL_BYTES), self._take_refusal, job, error, load)
@@ -150,7 +198,10 @@ class SimulatedStream:
         if not self._while_standing(self._arrive, job, budget_s):
             now = self._events.now
             job.deadline = now + budget_s
+            if job.generation is not None and job.generation.first_budget_s is not None:
+                job.generation.first_by = now + job.generation.first_budget_s
             self.worker.receive(job, now)
+            self._spread.worked(self)
 
     def _cancel(self, job: SimulatedJob) -> None:
         if not self._while_standing(self._cancel, job):
@@ -158,13 +209,14 @@ class SimulatedStream:
 
     def _greet(self) -> None:
         if not self._while_standing(self._greet):
+            self.worker.news(self._events.now)
             self._at(self._returned(HELLO_BYTES), self._greeted)
 
     def _pinged(self, sent_at: float) -> None:
         if not self._while_standing(self._pinged, sent_at):
             now = self._events.now
             at = self._from_target.delivered_at(SMALL_BYTES, now)
-            self._at(at, self._ponged, sent_at, self.worker.load_report(now))
+            self._at(at, self._ponged, sent_at, self.worker.load_report(now), self.worker.news(now))
 
     def _probed(self, tell: Callable[[str, int, float], None]) -> None:
         if not self._while_standing(self._probed, tell):
@@ -194,6 +246,12 @@ class SimulatedStream:
         if (waiting := self._pending.get(job)) is not None:
             waiting.accepted(word)
 
+    def _take_tokens(self, made: Sequence[tuple[SimulatedJob, int]]) -> None:
+        self._silent_ticks = 0
+        for job, tokens in made:
+            if (waiting := self._pending.get(job)) is not None:
+                waiting.made(tokens)
+
     def _take_answer(self, job: SimulatedJob, queue_s: float, compute_s: float, load: LoadReport) -> None:
         self._silent_ticks = 0
         waiting = self._pending.pop(job, None)
@@ -208,10 +266,14 @@ class SimulatedStream:
         if (waiting := self._pending.pop(job, None)) is not None:
             waiting.failed(error)
 
-    def _ponged(self, sent_at: float, load: LoadReport) -> None:
+    def _take_load(self, load: LoadReport) -> None:
+        self._silent_ticks = 0
+        self._on_event(LinkLoad(self.worker.id, load))
+
+    def _ponged(self, sent_at: float, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None:
         self._silent_ticks = 0
         self._on_event(LinkRtt(self.worker.id, self._events.now - sent_at))
-        self._on_event(LinkLoad(self.worker.id, load))
+        self._on_event(LinkLoad(self.worker.id, load, offers))
 
     # the session
 

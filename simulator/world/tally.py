@@ -7,23 +7,19 @@ Each request that arrives ends in exactly one of the outcomes of `tidegate/outco
 An answer counts as in time by the caller's own clock at the gateway; a refusal, an expiry and a late answer are all
 misses. Requests that arrive while the fleet warms up are counted apart, in `warmup` only.
 
-Percentiles come from logarithmic bins, a twentieth wide. `ReliabilityTally` compares the chance that was claimed with
-what came.
+Percentiles and reliabilities are in `histograms.py`, and what generations add in `generation_tally.py`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from math import exp, log
 
-from tidegate.estimate.quantiles import bins_at
+from simulator.world.generation_tally import GenerationTally
+from simulator.world.histograms import Latencies, ReliabilityTally
 from tidegate.outcome import Outcome
 
-_WIDTH = 0.05
-_FIRST_S = 1e-4
 TIMELINE_BIN_S = 0.25
-_BINS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,44 +38,6 @@ class RequestEnd:
     hedged: bool = False
     hedge_won: bool = False
     tenant: str = ""
-
-
-class Latencies:
-    """Mutable: percentiles of many durations in constant memory."""
-
-    def __init__(self) -> None:
-        self._bins: Counter[int] = Counter()
-
-    def add(self, seconds: float) -> None:
-        # Bin k holds durations from _FIRST_S · e^(k · _WIDTH) up to the next.
-        self._bins[int(log(max(seconds, _FIRST_S) / _FIRST_S) / _WIDTH)] += 1
-
-    def quantile_s(self, share: float) -> float:
-        """To within a twentieth; 0 of nothing."""
-        places = bins_at(self._bins, (share,))
-        return _FIRST_S * exp((places[0] + 0.5) * _WIDTH) if places else 0.0
-
-
-class ReliabilityTally:
-    """Mutable: of the requests with such a claimed chance, how many were in time?"""
-
-    def __init__(self) -> None:
-        self.promised = [0.0] * _BINS
-        self.kept = [0] * _BINS
-        self.count = [0] * _BINS
-
-    def add(self, chance: float, in_time: bool) -> None:
-        place = min(_BINS - 1, int(chance * _BINS))
-        self.promised[place] += chance
-        self.kept[place] += in_time
-        self.count[place] += 1
-
-    @property
-    def error(self) -> float:
-        """Expected calibration error: the mean gap between promise and fact, weighted by how often."""
-        total = sum(self.count)
-        gaps = (abs(promised - kept) for promised, kept in zip(self.promised, self.kept, strict=True))
-        return sum(gaps) / total if total else 0.0
 
 
 @dataclass(slots=True)
@@ -120,8 +78,9 @@ class OutcomeTally:
         self.hedged = 0
         self.hedges_won = 0
         self.quality = 0.0  # sum over answers in time
-        self.useful_s = {"edge": 0.0, "pool": 0.0}  # compute behind answers that were given, by tier
+        self.useful_s = {"edge": 0.0, "pool": 0.0, "site": 0.0}  # compute behind answers that were given, by tier
         self.reliability = ReliabilityTally()
+        self.generations = GenerationTally()
         self.within_margin = [0, 0]  # of attempts whose end is known: in their 95 % prediction, and all
         self.timeline: dict[int, list[int]] = {}  # bin → [arrivals, in time]
         self._begun = 0

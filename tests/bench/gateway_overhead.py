@@ -109,9 +109,11 @@ async def gateway(
     profile: Path | None = None,
     name: str = "",
     module: str = "gateway",
+    python: Path = Path(sys.executable),
+    flags: tuple[str, ...] = (),
     **more: Any,
 ) -> AsyncIterator[tuple[Child, int]]:
-    """A real gateway process with the instant targets behind it. `more` is configuration."""
+    """A real gateway process with the instant targets behind it. `flags` are Python's; `more` is configuration."""
     config = scratch / f"gateway-{name or transport}{'-profiled' if profile else ''}.yaml"
     foreign = transport == "unary"
     targets = [
@@ -128,10 +130,11 @@ async def gateway(
     words = {"name": "bench", "http_port": 0, "grpc_port": 0, "metrics_port": 0, "admin_port": 0, "targets": targets}
     fixed = {"model_repository": str(scratch / "models"), "log_level": "error"}
     config.write_text(yaml.safe_dump({**words, **fixed, **more}))
-    command = ["-m", module, "--config", str(config)]
+    command = [*flags, "-m", module, "--config", str(config)]
     if profile is not None:
         command = ["-m", "tests.bench.profile", str(profile), "gateway", *command[2:]]
-    async with Child(name or f"gateway over {transport}", *command, core=core, log=config.with_suffix(".log")) as child:
+    log = config.with_suffix(".log")
+    async with Child(name or f"gateway over {transport}", *command, core=core, log=log, python=python) as child:
         yield child, int(child.ready["addresses"]["http"].rpartition(":")[2])
 
 

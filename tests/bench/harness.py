@@ -156,29 +156,37 @@ def parser(description: str) -> argparse.ArgumentParser:
 class Child:
     """A process under measurement that speaks JSON lines: one on stdout when it is ready, then one per command.
 
-    `core` keeps all its threads on one core, where the machine has enough of them.
+    `core` keeps all its threads on one core, where the machine has enough of them. `python`: another interpreter.
     """
 
-    def __init__(self, name: str, *command: str, core: int | None = None, log: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *command: str,
+        core: int | None = None,
+        log: Path | None = None,
+        python: Path = Path(sys.executable),
+    ) -> None:
         self.name = name
         self.ready: dict[str, Any] = {}
         self._command = command
         self._core = core
         self._log = log
+        self._python = python
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Child:
         log = self._log.open("wb") if self._log else None
         try:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
+                str(self._python),
                 *self._command,
                 cwd=ROOT,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 env={**os.environ, "GRPC_VERBOSITY": "ERROR"},
-                preexec_fn=self._pin,
+                preexec_fn=None if self._core is None else self._pin,  # a fork beside threads of gRPC may crash
             )
         finally:
             if log is not None:
