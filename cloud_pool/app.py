@@ -15,47 +15,60 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any, Self
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 import structlog
 
 from cloud_pool.banner import serving_banner
 from cloud_pool.config import PoolConfig
+from cloud_pool.core.batching.model_instance import ModelInstance
 from cloud_pool.core.health.adaptive_control import AdaptiveControl
 from cloud_pool.core.health.standby import Standby
 from cloud_pool.core.sharing.worker_layout import WorkerPlace, worker_places
+from cloud_pool.model_control import PoolModelControl
 from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
+from cloud_pool.workers import load_priority
 from cloud_pool.workers.catalogue import check_memory, read_catalogue, weights_bytes
-from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable
 from cloud_pool.workers.generating_recycling import GeneratingRecycling
+from cloud_pool.workers.generating_start import GeneratingStarts
 from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController, cost_ratio
 from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
-from cloud_pool.workers.supervisor import PoolSupervisor
+from cloud_pool.workers.model_workers import GenerationWorkers, ModelWorkers
+from cloud_pool.workers.residents import Residents
+from cloud_pool.workers.supervisor import PeakObserver, PoolSupervisor, measure_anew
 from tidegate import __version__, clock
 from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
+from tidegate.metrics.generated import GeneratedCounts
 from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.models.fair_share import FairShare
+from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.repository import Repository
+from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.oip.body_budget import BodyMemory
+from tidegate.oip.grpc.health import HEALTH_SERVICE
 from tidegate.oip.grpc.server import OipService
+from tidegate.oip.repository.model_control import ModelControl
+from tidegate.outcome import NotSupported
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
 from tidegate.security.attestation.measurement import Measurement, measure_process
-from tidegate.security.certificate_identity import CertificateIdentity
-from tidegate.security.tls import tls_of
+from tidegate.security.certificate_identity import CertificateIdentity, Role
+from tidegate.security.tls import Tls, check_encrypted, tls_of
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.trace_context import Trace
@@ -65,7 +78,16 @@ from tidegate.tracing.span import Value
 from tidegate.workers.process import WorkerProcess
 from tidegate.workers.recycling import Recycling
 from tidegate.workers.sandbox_check import check_sandbox, sandbox_gaps, sandbox_parts
+from tidegate.workers.warming.measured_costs import MeasuredCosts
+from tidegate.workers.warmup import CostPoints, warm
 
+if TYPE_CHECKING:
+    from cloud_pool.announcer import PoolAnnouncer
+
+WILDCARDS: Final = ("", "0.0.0.0", "::")
+GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
+# `tidegate health` shows the pool's own certificate, and learns with it whether the pool is ready, and no more.
+ASKS_HEALTH: Final[frozenset[Role]] = GATEWAYS | {"pool"}
 CLOSE_GRACE_S = 0.1  # what calls that are left get when the server closes, after the drain
 log = structlog.get_logger(__name__)
 
@@ -94,16 +116,29 @@ class PoolApp:
         self._stack = AsyncExitStack()
         self._host: PoolHost | None = None
         self._scheduler: PoolScheduler | None = None
-        self._supervisor: PoolSupervisor | None = None
-        self._generating: GeneratingWorkers | None = None
+        self._supervisor: ModelWorkers | None = None
+        self._generating: GenerationWorkers | None = None
+        self._control: PoolModelControl | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
         self._loop_lag = LoopLag()
+        self._costs = MeasuredCosts(
+            None if config.state_dir is None else config.state_dir / "costs.json",
+            settings=f"device={config.device} {' '.join(config.devices)} workers={config.workers} "
+            f"threads={config.threads} paced_slow={config.paced_slow:g}",
+        )
 
     @property
-    def generating(self) -> GeneratingWorkers:
+    def generating(self) -> GenerationWorkers:
         assert self._generating is not None, "enter the app first"
         return self._generating
+
+    @property
+    def control(self) -> ModelControl:
+        """What loads and unloads models, for one that embeds the pool. Raises NotSupported where they are fixed."""
+        if self._control is None:
+            raise NotSupported("the models are fixed: key 'model_control' is none")
+        return self._control.control
 
     @property
     def host(self) -> PoolHost:
@@ -152,16 +187,9 @@ class PoolApp:
         config = self.config
         check_sandbox(config.sandbox)
         tls = tls_of(config.tls, lambda: CertificateIdentity("pool", config.name))
+        _check_announced(config, tls)
         self._attester = attester_of(config.attestation, tls, self._measure)
-        repository = Repository(config.model_repository)
-        loadables = await asyncio.to_thread(
-            read_catalogue,
-            repository,
-            config.models,
-            config.precision,
-            (*config.also_precisions, *self._lesser),
-            config.allowed_engines,
-        )
+        loadables = await self._catalogue()
         places = self._places()
         memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes())
         plain = [one for one in loadables if one.manifest.generative is None]
@@ -172,8 +200,13 @@ class PoolApp:
         self._scheduler = await self._stack.enter_async_context(
             PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)), on_traced=partial(_trace_batch, traces))
         )
-        self._supervisor = self._new_supervisor(plain, self._scheduler, places if plain else [], memory_limit)
-        self._generating = self._new_generating(generating, self._scheduler, memory_limit)
+        if config.model_control == "none":
+            fixed = self._new_supervisor(plain, self._scheduler, places if plain else [], memory_limit)
+            talking = self._new_generating(generating, self._scheduler, memory_limit)
+            self._supervisor, self._generating = fixed, talking
+        else:
+            self._control = self._new_control(self._scheduler, places, memory_limit)
+            self._supervisor = self._generating = self._control.residents
         epoch = int(clock.utc_s() * 1e6)
         control = AdaptiveControl(config.control.limits)
         self._host = PoolHost(
@@ -189,6 +222,8 @@ class PoolApp:
             traces=traces,
             on_missed=self._loop_lag.cost.missed,
         )
+        if self._control is not None:
+            self._control.serve(self._host, self._announce)
         door = await self._stack.enter_async_context(
             open_grpc_server(
                 self._add_services,
@@ -196,19 +231,42 @@ class PoolApp:
                 config.grpc_port,
                 max_message_bytes=config.max_message_bytes + ROOM_BYTES,
                 grace_s=CLOSE_GRACE_S,
-                secured=ServerSecurity(tls, frozenset({"gateway"})) if tls else None,
+                secured=ServerSecurity(tls, GATEWAYS, narrowed={HEALTH_SERVICE: ASKS_HEALTH}) if tls else None,
                 limits=config.limits.door,
             )
         )
         self.address = door.address
-        await self._stack.enter_async_context(self._supervisor)
-        await self._stack.enter_async_context(self._generating)
+        if self._control is not None:
+            self._control.publish(door.address)
+            await self._stack.enter_async_context(self._control)
+        else:
+            await self._stack.enter_async_context(fixed)
+            await self._stack.enter_async_context(talking)
         self.steward = await self._stack.enter_async_context(self._new_steward(control))
         await self._stack.enter_async_context(self._generating_recycling(self._generating, self.steward.recycles))
         await self._open_metrics()
         await self._stack.enter_async_context(self._loop_lag)
         await door.server.start()
-        self._stack.push_async_callback(self._drain, door.server)
+        announcer = await self._announced(tls)  # it says goodbye after the drain, and that it drains before
+        self._stack.push_async_callback(self._drain, door.server, announcer)
+
+    async def _catalogue(self) -> list[PoolLoadable]:
+        """What is served for good; none where models come and go."""
+        config = self.config
+        if config.model_control != "none":
+            return []
+        return await asyncio.to_thread(
+            read_catalogue,
+            Repository(config.model_repository),
+            config.models,
+            *self._precisions,
+            config.allowed_engines,
+        )
+
+    @property
+    def _precisions(self) -> tuple[str, tuple[str, ...]]:
+        """The one that is served, and those behind it."""
+        return self.config.precision, (*self.config.also_precisions, *self._lesser)
 
     @property
     def _lesser(self) -> tuple[str, ...]:
@@ -231,11 +289,11 @@ class PoolApp:
             on_turn=self._announce,
         )
 
-    def _generating_recycling(self, workers: GeneratingWorkers, recycles: Counter[str]) -> GeneratingRecycling:
+    def _generating_recycling(self, workers: GenerationWorkers, recycles: Counter[str]) -> GeneratingRecycling:
         keys = self.config.recycling
         wanted = Recycling(self._draw, gap_s=keys.min_gap_s, after_requests=keys.after_requests)
         return GeneratingRecycling(
-            workers.replicas if keys.enabled else (),
+            (lambda: workers.replicas) if keys.enabled else (),
             wanted,
             recycles,
             waiting=lambda: any(one.queued for one in workers.schedulers()),
@@ -312,13 +370,19 @@ class PoolApp:
         scheduler: PoolScheduler,
         places: list[WorkerPlace],
         memory_limit: MemoryLimit,
+        *,
+        model: str = "",
+        known: Mapping[str, ModelInstance] | None = None,
     ) -> PoolSupervisor:
         config = self.config
         return PoolSupervisor(
             loadables,
             scheduler,
             start_process=lambda life, cores: WorkerProcess(
-                f"{config.name}/{life}", cores=cores, sandbox=config.sandbox
+                f"{config.name}/{life}",
+                cores=cores,
+                sandbox=config.sandbox,
+                on_spawn=load_priority.lower if model else lambda _pid: None,
             ),
             new_backoff=lambda: Backoff(self._draw, base_s=0.5, cap_s=30.0),
             places=places,
@@ -327,22 +391,62 @@ class PoolApp:
             paced_slow=config.paced_slow,
             hang_timeout_s=config.hang_timeout_s,
             warmup_budget_s=config.warmup_budget_s,
+            model=model,
+            known=known,
+            measuring=self._measured,
             sandbox=sandbox_gaps(config.sandbox),
             on_change=self._announce,
             on_lost=self._announce,
             on_progress=self._on_progress,
         )
 
+    async def _measured(
+        self, worker: DeviceWorker, loadable: PoolLoadable, budget_s: float, on_peak: PeakObserver
+    ) -> CostPoints:
+        """What a variant costs here, as it was measured now or in an earlier run."""
+
+        async def anew(worker: DeviceWorker, key: str, manifest: Manifest, variant: Variant) -> CostPoints:
+            return await measure_anew(worker, loadable, budget_s, on_peak)
+
+        measured = self._costs.remembered(anew, warm)
+        return await measured(worker, loadable.key, loadable.manifest, loadable.variant)
+
+    def _new_control(
+        self, scheduler: PoolScheduler, places: list[WorkerPlace], memory_limit: MemoryLimit
+    ) -> PoolModelControl:
+        residents = Residents(sandbox_gaps(self.config.sandbox))
+        first, others = self._precisions
+        return PoolModelControl(
+            self.config,
+            scheduler,
+            residents=residents,
+            precisions=(first, *others),
+            places=len(places),
+            costs=self._costs,
+            workers_on_cpu=sum(computes_on_cpu(place.device) for place in places),
+            memory_limit=memory_limit,
+            supervising=lambda loadables, model, known: self._new_supervisor(
+                list(loadables), scheduler, places, memory_limit, model=model, known=known
+            ),
+            generating=lambda loadables: self._new_generating(
+                list(loadables), scheduler, memory_limit, residents.counts
+            ),
+        )
+
     def _new_generating(
-        self, loadables: list[PoolLoadable], scheduler: PoolScheduler, memory_limit: MemoryLimit
+        self,
+        loadables: list[PoolLoadable],
+        scheduler: PoolScheduler,
+        memory_limit: MemoryLimit,
+        counts: GeneratedCounts | None = None,
     ) -> GeneratingWorkers:
         config = self.config
         return GeneratingWorkers(
             loadables,
             scheduler.allotment,
-            start_process=lambda life, cores: WorkerProcess(
-                f"{config.name}/{life}", cores=cores, sandbox=config.sandbox
-            ),
+            start_of=GeneratingStarts(
+                config.vllm, pool=config.name, sandbox=config.sandbox, cache_bytes=config.generation_cache_bytes
+            ).of,
             new_backoff=lambda: Backoff(self._draw, base_s=0.5, cap_s=30.0),
             places=worker_places(
                 config.devices or (config.device,),
@@ -355,6 +459,7 @@ class PoolApp:
             paced_slow=config.paced_slow,
             hang_timeout_s=config.hang_timeout_s,
             warmup_budget_s=config.warmup_budget_s,
+            counts=counts,
             on_change=self._announce,
             on_lost=self._announce,
             on_progress=self._on_progress,
@@ -364,7 +469,8 @@ class PoolApp:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
         content = self.config.limits.content
         held = BodyMemory(self.config.limits.max_held_bytes)
-        OipService(host, max_message_bytes=limit, limits=content, held=held).add_to(server)
+        control = None if self._control is None else self._control.access
+        OipService(host, max_message_bytes=limit, limits=content, held=held, control=control).add_to(server)
         self._link = LinkService(
             host,
             name=host.server_name,
@@ -381,8 +487,29 @@ class PoolApp:
         if self._link is not None:
             self._link.announce()
 
-    async def _drain(self, server: grpc.aio.Server) -> None:
+    async def _announced(self, tls: Tls | None) -> PoolAnnouncer | None:
+        config = self.config
+        if config.mqtt is None:
+            return None
+        # Needed only by those who set the key.
+        from cloud_pool.announcer import PoolAnnouncer
+
+        return await self._stack.enter_async_context(
+            PoolAnnouncer(
+                config.mqtt,
+                fleet=config.fleet,
+                pool=config.name,
+                address=config.advertise or self.address,
+                zone=config.zone,
+                draw=self._draw,
+                tls=tls.client_context if tls else None,
+            )
+        )
+
+    async def _drain(self, server: grpc.aio.Server, announcer: PoolAnnouncer | None) -> None:
         assert self._scheduler is not None and self._link is not None and self._generating is not None
+        if announcer is not None:
+            announcer.drain()
         self.host.drain()
         try:
             async with asyncio.timeout(self.config.drain_s):
@@ -400,6 +527,23 @@ class PoolApp:
 
     def __repr__(self) -> str:
         return f"<PoolApp {self.config.name} {self.address} {self._host!r}>"
+
+
+def _check_announced(config: PoolConfig, tls: Tls | None) -> None:
+    """Before minutes of warm-up. Raises StartError where the pool could not be announced."""
+    if config.mqtt is None:
+        return
+    check_encrypted(config.mqtt, tls)
+    if config.advertise is None and config.host in WILDCARDS:
+        raise StartError(
+            f"key 'advertise' is needed: 'host' is {config.host!r}, which tells no gateway where this pool is"
+        )
+    if find_spec("paho") is None:
+        raise StartError("key 'mqtt' needs paho-mqtt: pip install 'tidegate[announce]'")
+    try:
+        BrokerUrl.parse(config.mqtt)
+    except ValueError as error:
+        raise StartError(f"key 'mqtt': {error}") from error
 
 
 def _trace_batch(traces: ServedTraces, batch: Batch, members: list[Trace], worker: str) -> None:

@@ -11,13 +11,17 @@ from pydantic_settings import SettingsConfigDict
 
 from cloud_pool.core.health.adaptive_control import ControlLimits
 from cloud_pool.core.health.worker_health import HealthLimits
+from cloud_pool.vllm.vllm_config import VllmConfig
 from tidegate.config import ProcessConfig, Section, Shares
+from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
+from tidegate.placement_pin import Zone
 from tidegate.runtime.logs import Format, Level
 from tidegate.security.attestation.attester import AttestationConfig
 from tidegate.security.tls import TlsConfig
 from tidegate.servers.limits_config import LimitsConfig, default_limits
+from tidegate.serving.repository_control import ControlMode
 from tidegate.tracing.config import TracingConfig
 from tidegate.workers.sandbox import SandboxMode
 
@@ -128,6 +132,20 @@ class PoolConfig(ProcessConfig):
     grpc_port: Port = Field(
         8101, description="Port of OIP gRPC and of the gateway's link stream; 0 takes any free one."
     )
+    mqtt: str | None = Field(
+        None,
+        description="Broker at which this pool announces itself to gateways with `source: announce`, mqtt://host:1883 "
+        "or mqtts://host (docs/discovery.md). None: gateways learn of it otherwise. Needs the package paho-mqtt.",
+    )
+    fleet: Name = Field(DEFAULT_FLEET, description="The fleet in which it announces itself, as its gateways call it.")
+    advertise: str | None = Field(
+        None,
+        pattern=r"^[^\s/]+:\d{1,5}$",
+        description="HOST:PORT under which gateways reach the gRPC port, for `mqtt`. Default: host:grpc_port.",
+    )
+    zone: Zone | None = Field(
+        None, description="Where this pool says that it is, for pinned requests; for `mqtt`. None: as gateways have it."
+    )
     tls: TlsConfig | None = Field(
         None, description="Encryption: mutual TLS with gateways, who must show one's certificate. None: plain text."
     )
@@ -149,6 +167,37 @@ class PoolConfig(ProcessConfig):
         None,
         description="Models to serve: NAME in its highest version, or NAME:VERSION, also several of one model. "
         "Default: all with a pool variant.",
+    )
+    model_control: ControlMode = Field(
+        "none",
+        description="Which models are served while it runs, as in Triton: none, those of the start; explicit, also "
+        "those that are loaded and unloaded by request (`tidegate model load`); poll, those that are in the "
+        "repository, which is followed. docs/loading-models.md.",
+    )
+    repository_poll_s: float = Field(
+        15.0, gt=0, le=86400, description="Seconds from one look at a followed repository to the next."
+    )
+    resident_models: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="Most models in memory at once, with model_control: the others are loaded on demand, and what is "
+        "least worth its memory goes out. None: all that are loaded stay.",
+    )
+    resident_bytes: int | None = Field(
+        None,
+        ge=1 << 20,
+        description="Most bytes that models hold in memory together, with model_control, in the same way. None: any.",
+    )
+    state_dir: Path | None = Field(
+        None,
+        description="Folder in which what models were measured to cost here is kept, so that the next start need not "
+        "measure again. None: nothing is kept.",
+    )
+    operator_token_file: Path | None = Field(
+        None,
+        description="File for the token that loading and unloading by request needs. Default: admin-PORT.token, with "
+        "`grpc_port`, in the first private folder of this account (docs/security.md).",
     )
     device: Device = Field(
         "auto",
@@ -213,6 +262,10 @@ class PoolConfig(ProcessConfig):
         description="Most bytes of attention caches of a model that generates on one device, for all answers that it "
         "is at; what has no room waits. More lets more and longer ones run at once. None: by the model, room for 2048 "
         "tokens in each slot, and for one whole context.",
+    )
+    vllm: VllmConfig = Field(
+        default_factory=lambda: VllmConfig.model_validate({}),
+        description="vLLM as the engine of models that generate: docs/generating-models.md.",
     )
     shares: Shares = Field(
         {},

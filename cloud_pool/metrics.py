@@ -16,10 +16,9 @@ from prometheus_client.metrics_core import Metric
 
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.workers.generating_replica import GeneratingReplica
-from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController
+from cloud_pool.workers.model_workers import GenerationWorkers, ModelWorkers
 from cloud_pool.workers.replica import Replica
-from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate import clock
 from tidegate.metrics.families import Row, counter, gauge, histogram
 from tidegate.metrics.generated import GeneratedCounts
@@ -36,14 +35,14 @@ class PoolMetrics:
     def __init__(
         self,
         scheduler: PoolScheduler,
-        supervisor: PoolSupervisor,
+        supervisor: ModelWorkers,
         steward: HealthController,
         statistics: Callable[[], Iterable[ModelStatistics]],
         live_sequences: Callable[[str], int] = lambda _model: 0,
         coalesced: Callable[[], int] = lambda: 0,
         served: ServedCounts | None = None,
         sandbox: Mapping[str, bool] | None = None,
-        generating: GeneratingWorkers | None = None,
+        generating: GenerationWorkers | None = None,
     ) -> None:
         self._generating = generating
         self._sandbox = sandbox or {}

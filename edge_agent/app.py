@@ -40,9 +40,9 @@ from edge_agent.offline.routes import device_routes
 from edge_agent.offline.service import OfflineService
 from edge_agent.openai import openai_table, text_models_of
 from edge_agent.serving.catalogue import CatalogueEntry
-from edge_agent.serving.costs import costs_of
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.metrics_port import open_metrics
+from edge_agent.serving.model_loader import EdgeModelLoader
 from edge_agent.serving.runner import EdgeSequences, Runner
 from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate import __version__, clock
@@ -57,6 +57,7 @@ from tidegate.metrics.loop_lag import LoopLag
 from tidegate.models.fair_share import FairShare
 from tidegate.models.share_weights import ShareWeights
 from tidegate.oip.body_budget import BodyMemory
+from tidegate.oip.grpc.health import HEALTH_SERVICE
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.http.server import OipRoutes, error_middleware
 from tidegate.runtime.backoff import Backoff
@@ -69,14 +70,20 @@ from tidegate.security.tls import Tls, check_encrypted, tls_of
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.http_server import open_http_server
 from tidegate.servers.limits import PortGroup, limits_by_port
+from tidegate.servers.model_control_access import TokenAccess, publish_token
+from tidegate.servers.operator_token import OperatorToken
 from tidegate.servers.role_guard import ServerSecurity
+from tidegate.serving.repository_control import RepositoryControl
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
 from tidegate.workers.sandbox_check import check_sandbox, sandbox_gaps, sandbox_parts
+from tidegate.workers.warming.measured_costs import MeasuredCosts
 from tidegate.workers.warmup import warm
 
 GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
 LOCAL: Final[frozenset[Role]] = frozenset({"gateway", "client"})  # roles that may send a device requests
+# `tidegate health` shows the device's own certificate, and learns with it whether the device is ready, and no more.
+_NARROWED: Final[dict[str, frozenset[Role]]] = {LINK_SERVICE: GATEWAYS, HEALTH_SERVICE: LOCAL | {"edge"}}
 CLOSE_GRACE_S = 0.2  # what calls that are left get when a server closes, after the drain
 SAVE_AGAIN_S: Final = 10.0  # between attempts to write the epoch, while the disk takes nothing
 WILDCARDS = ("", "0.0.0.0", "::")
@@ -123,7 +130,9 @@ class EdgeApp:
         self._attester: Attester | None = None
         self._sync: EdgeSync | None = None
         self._deployment: Deployment | None = None
-        self._costs = costs_of(config)
+        self._token = OperatorToken()  # for changes of which models are served
+        self._control = self._model_control()
+        self._costs = _costs_of(config)
         self._generated = GeneratedCounts()
         self._loop_lag = LoopLag()
         self.offline = OfflineService(
@@ -177,6 +186,7 @@ class EdgeApp:
     async def _start(self) -> None:
         config = self.config
         _check_advertised(config)
+        _check_controlled(config)
         check_sandbox(config.sandbox)
         self._tls = tls_of(config.tls, lambda: CertificateIdentity("edge", config.name))
         check_encrypted(config.mqtt, self._tls)
@@ -213,6 +223,10 @@ class EdgeApp:
         await models.enter(self._host)
         await models.start(self._on_progress)
         await models.begin()
+        if self._control is not None:
+            self._stack.callback(self._token.withdraw)
+            publish_token(self._token, self.addresses["grpc"], config.operator_token_file)
+            await self._stack.enter_async_context(self._control)
         assert self._link is not None
         await self._stack.enter_async_context(self._memory)
         # Ends after the drain: requests of gateways on streams that this device dialled are answered as well.
@@ -239,7 +253,7 @@ class EdgeApp:
                 config.grpc_port,
                 max_message_bytes=limit + ROOM_BYTES,
                 grace_s=CLOSE_GRACE_S,
-                secured=ServerSecurity(self._tls, LOCAL, narrowed={LINK_SERVICE: GATEWAYS}) if self._tls else None,
+                secured=ServerSecurity(self._tls, LOCAL, narrowed=_NARROWED) if self._tls else None,
                 limits=shares["grpc"],
             )
         )
@@ -277,6 +291,7 @@ class EdgeApp:
         return OipRoutes(
             self.local,
             max_body_bytes=self.config.max_message_bytes,
+            control=self._access,
             limits=limits.content,
             body_limits=limits.body,
             held=self._held,
@@ -323,9 +338,14 @@ class EdgeApp:
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
         content = self.config.limits.content
-        OipService(self.local, max_message_bytes=limit, limits=content, held=self._held, texts=self._texts).add_to(
-            server
-        )
+        OipService(
+            self.local,
+            max_message_bytes=limit,
+            limits=content,
+            held=self._held,
+            texts=self._texts,
+            control=self._access,
+        ).add_to(server)
         self._link = LinkService(
             host,
             name=host.server_name,
@@ -415,6 +435,29 @@ class EdgeApp:
         """Why the disk takes nothing, as far as this agent tried; "" while it does."""
         return self._epoch.unsaved or (self._deployment.disk_trouble if self._deployment is not None else "")
 
+    def _model_control(self) -> RepositoryControl | None:
+        config = self.config
+        if config.model_control == "none":
+            return None
+        loader = EdgeModelLoader(
+            config.model_repository,
+            config.allowed_engines,
+            serving=lambda: self.deployment.serving,
+            served=lambda: {one.name: one for one in self.host.manifests()},
+        )
+        return RepositoryControl(
+            f"edge/{config.name}",
+            config.model_repository,
+            loader,
+            mode=config.model_control,
+            wanted=lambda name: config.model_control == "explicit" or config.models is None or name in config.models,
+            poll_s=config.repository_poll_s,
+        )
+
+    @property
+    def _access(self) -> TokenAccess | None:
+        return None if self._control is None else TokenAccess(self._control, self._token)
+
     def _models(self) -> Deployment:
         return Deployment(
             self.config,
@@ -474,6 +517,23 @@ class EdgeApp:
 
     def __repr__(self) -> str:
         return f"<EdgeApp {self.config.name} {self.addresses} {self._host!r}>"
+
+
+def _costs_of(config: EdgeConfig) -> MeasuredCosts:
+    path = config.state_dir / "costs.json" if config.remember_costs else None
+    return MeasuredCosts(path, settings=f"threads={config.threads} nice={config.nice} paced_slow={config.paced_slow:g}")
+
+
+def _check_controlled(config: EdgeConfig) -> None:
+    if config.model_control == "none":
+        return
+    if config.rollout is not None:
+        raise StartError(
+            f"key 'model_control': {config.model_control} does not go with 'rollout', whose documents say what a "
+            "device serves; leave one of them out"
+        )
+    if named := [name for name in config.models or () if ":" in name]:
+        raise StartError(f"key 'models': {named[0]!r} names a version; model_control serves the highest of a name")
 
 
 def _check_advertised(config: EdgeConfig) -> None:

@@ -20,6 +20,7 @@ from tidegate.security.attestation.attester import AttestationConfig
 from tidegate.security.tls import TlsConfig
 from tidegate.servers.foreign_sites import Origin
 from tidegate.servers.limits_config import LimitsConfig, default_limits
+from tidegate.serving.repository_control import ControlMode
 from tidegate.tracing.config import TracingConfig
 from tidegate.workers.sandbox import SandboxMode
 
@@ -126,6 +127,20 @@ class EdgeConfig(ProcessConfig):
         "its certificate (`tls`) says who it is, or nobody asks.",
     )
     model_repository: Path = Field(Path("models"), description="Folder with a folder per model and version.")
+    model_control: ControlMode = Field(
+        "none",
+        description="Which models are served while it runs, as in Triton: none, those of the start (and of rollouts); "
+        "explicit, also those that are loaded and unloaded by request (`tidegate model load`); poll, those that are "
+        "in the repository, which is followed. Not with `rollout`. docs/loading-models.md.",
+    )
+    repository_poll_s: float = Field(
+        15.0, gt=0, le=86400, description="Seconds from one look at a followed repository to the next."
+    )
+    operator_token_file: Path | None = Field(
+        None,
+        description="File for the token that loading and unloading by request needs. Default: admin-PORT.token, with "
+        "`grpc_port`, in the first private folder of this account (docs/security.md).",
+    )
     allowed_engines: tuple[EngineName, ...] = Field(
         TRUSTED,
         description="Engines that may run here. A `torchscript` file is a program that can do what it likes: add it "

@@ -4,7 +4,7 @@ The batchers hold what the decisions need, numbers and times; here are the parts
 batch, an error or a leaving caller finds them in one step. A part that leaves here leaves its queue in the same
 instant.
 
-While there is no worker at all, a part is hopeless if its budget will not last until a worker should be back
+While no worker holds its model, a part is hopeless if its budget will not last until a worker should be back
 (`is_hopeless`): it is refused as a fault of this pool, so that another target may answer. A part that was bound to a
 worker that is gone is refused with that reason.
 
@@ -34,10 +34,10 @@ class PendingParts:
         self._parts: dict[int, JobPart] = {}
         self._numbers = itertools.count(1)
 
-    @property
-    def absence(self) -> str:
-        """The reason for which there is no worker."""
-        return self._slots.absence
+    def absence_of(self, job: Job) -> str:
+        """The reason for which there is no worker for a job."""
+        found = self._slots.absence_of(job.lane.key)
+        return self._slots.absence if found is None else found[0]
 
     def next_number(self) -> int:
         """A number for a part or for a retried group, never given twice."""
@@ -73,8 +73,9 @@ class PendingParts:
 
     def is_hopeless(self, part: JobPart) -> bool:
         """Whether there is no worker, and none will be back in time for this part."""
-        slots, queued = self._slots, part.queued
-        return not slots and slots.back_at + EARLY_DROP_RATIO * part.job.lane.alone_s(queued.shape) > queued.deadline
+        lane, queued = part.job.lane, part.queued
+        absence = self._slots.absence_of(lane.key)
+        return absence is not None and absence[1] + EARLY_DROP_RATIO * lane.alone_s(queued.shape) > queued.deadline
 
     def withdraw(self, job: Job) -> None:
         """Take a job's waiting parts out of the queue, and its prepared parts back from a worker if not begun."""

@@ -6,7 +6,7 @@ blocks those that could run elsewhere. Such a queue lives as long as its worker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from math import inf
 
@@ -26,6 +26,12 @@ class InstanceQueues:
     def open(self, lane: ModelInstance) -> None:
         self._shared[lane.key] = self._capped(InstanceQueue(lane, lane.batcher))
 
+    def close(self, key: str) -> list[QueueItem]:
+        """Take no more for a model instance; returns the items that waited."""
+        bound = [self._bound.pop(one) for one in [one for one in self._bound if one[0] == key]]
+        closed = [*bound, *([self._shared.pop(key)] if key in self._shared else [])]
+        return [item for queue in closed for item in queue.batcher.waiting()]
+
     def of(self, key: str, worker: str | None) -> InstanceQueue:
         """The queue of an open model instance, for any worker or for this one."""
         if worker is None:
@@ -40,9 +46,15 @@ class InstanceQueues:
         dropped = [self._bound.pop(key) for key in [key for key in self._bound if key[1] == worker]]
         return [item for queue in dropped for item in queue.batcher.waiting()]
 
-    def next_wake(self, now: float, *, worker_free: bool) -> float:
-        """When to look again; infinity while the queues are empty."""
-        wakes = [queue.batcher.next_wake(now, worker_free=worker_free) for queue in self]
+    def next_wake(
+        self, now: float, *, worker_free: bool, free_for: Callable[[str], bool] = lambda _lane: True
+    ) -> float:
+        """When to look again; infinity while the queues are empty.
+
+        Args:
+            free_for: whether a worker that is free holds the model instance of a key.
+        """
+        wakes = [queue.batcher.next_wake(now, worker_free=worker_free and free_for(queue.lane.key)) for queue in self]
         return min((wake for wake in wakes if wake is not None), default=inf)
 
     def ahead(self, key: float) -> tuple[int, float]:

@@ -56,7 +56,7 @@ class BatchRetries:
         """Requeue the members of a batch that had only been prepared: they wait as if they had not left."""
         for part in batch.parts:
             if self._waiting.is_hopeless(part):
-                self._waiting.fail(part.job, WorkerDied(self._waiting.absence))
+                self._waiting.fail(part.job, WorkerDied(self._waiting.absence_of(part.job)))
             else:
                 self._waiting.readmit(part)
 

@@ -7,7 +7,9 @@ large a batch the device has memory for; `pending.py` holds the waiting parts, a
 a failed batch.
 
 Workers are alike, and pull: a free worker takes what is due now, so a slow one takes less by itself and no request is
-stuck behind a worker. A request that is bound to a worker (`PoolRequest.worker`) waits in that worker's own queue.
+stuck behind a worker. Where models come and go, a worker holds one of them (`attach`), and of the workers at one place
+the one whose queue is next begins (`worker_slots.py`). A request that is bound to a worker (`PoolRequest.worker`) waits
+in that worker's own queue.
 
 Invariants:
 * A caller is answered exactly once. Futures are made, set and dropped here alone, and never set after their caller
@@ -21,9 +23,9 @@ Invariants:
   too; a request that has none alone is tried twice.
 * A batch that takes far longer than any like it is stuck, and its worker is given up
   (`cloud_pool/core/health/watchdog.py`).
-* While there is no worker at all, requests whose budget will not last until one should be back are refused at once, as
-  a fault of this pool, so that another target may answer; the others wait. A request that was bound to a worker that is
-  gone is refused.
+* While no worker holds a model, its requests whose budget will not last until one should be back are refused at once,
+  as a fault of this pool, so that another target may answer; the others wait. A request that was bound to a worker that
+  is gone is refused.
 * A request larger than a batch runs in parts, on any workers, and is answered when the last of them is done.
 
 `submit` costs its batcher's `add` and a future; its cost grows only with the logarithm of the number of waiting
@@ -132,16 +134,34 @@ class PoolScheduler:
         """Take requests for a model instance from now on."""
         self.queues.open(lane)
 
-    def attach(self, worker: str, compute: Compute, *, restart_s: float, standby: bool = False) -> None:
+    def shut(self, key: str, error: ServeError) -> None:
+        """Take no more requests for a model instance: those that wait end with the error."""
+        self._waiting.fail_items(self.queues.close(key), error)
+        self.seats.forget(key)
+
+    def attach(
+        self,
+        worker: str,
+        compute: Compute,
+        *,
+        restart_s: float,
+        standby: bool = False,
+        lanes: frozenset[str] | None = None,
+        place: str = "",
+    ) -> None:
         """Add a worker that is ready.
 
         Args:
             worker: the name of this incarnation, which is never used again.
             restart_s: predicted seconds until a successor would be ready.
             standby: whether the worker is a reserve (`cloud_pool/core/health/standby.py`).
+            lanes: the keys of the model instances that it holds; None: of all that are open.
+            place: where it computes; of the workers at one place, one computes at a time. "": a place of its own.
         """
         if worker not in self.seats:
-            self.seats.add(worker, compute, restart_s=restart_s, standby=standby, now=clock.now())
+            self.seats.add(
+                worker, compute, restart_s=restart_s, standby=standby, now=clock.now(), lanes=lanes, place=place
+            )
             self.look()
 
     def detach(self, worker: str, reason: str) -> None:
@@ -151,7 +171,7 @@ class PoolScheduler:
         self.allotment.leave(worker)
         self.look()  # others may have the memory that it held, and a reserve its part
         self._waiting.fail_items(self.queues.drop(worker), WorkerDied(reason))
-        if not self.seats:
+        if not self.seats or self.seats.partial:
             self._waiting.fail_hopeless(WorkerDied(reason))
 
     async def retire(self, worker: str) -> None:
@@ -234,8 +254,8 @@ class PoolScheduler:
         if (units := max([piece.shape.units for piece in pieces])) > most_units:
             self.allotment.check(lane, units)
         job.parts = [JobPart(job, piece, self._queued(piece, ask)) for piece in pieces]
-        if not self.seats and any(self._waiting.is_hopeless(part) for part in job.parts):
-            raise WorkerDied(self.seats.absence)
+        if (not self.seats or self.seats.partial) and any(self._waiting.is_hopeless(part) for part in job.parts):
+            raise WorkerDied(self._waiting.absence_of(job))
         now = clock.now()
         lane.service.relax(now)
         self._waiting.enter(job, now)
@@ -289,8 +309,9 @@ class PoolScheduler:
             return  # as after most batches of a quiet hour
         self._expire(now)
         self.queues.shared_by(self.seats.width)
-        for slot in self.seats.free(now, lambda: self.queue_delay_s(now)):
-            if self.seats.has_room:  # checked for each: some may have nothing to do, and leave it to the next
+        for slot in self._in_turn(self.seats.free(now, lambda: self.queue_delay_s(now))):
+            # checked for each: some may have nothing to do, and leave it to the next
+            if self.seats.has_room and not self.seats.is_taken(slot):
                 self._feed(slot, now)
         for slot in self.seats.preparable(now):
             self._feed(slot, now, early=True)
@@ -312,8 +333,25 @@ class PoolScheduler:
         self._runs.add(batch.run)
         batch.run.add_done_callback(lambda run: self._left(slot, batch, run))
 
+    def _in_turn(self, slots: list[WorkerSlot]) -> list[WorkerSlot]:
+        """Workers that hold some models only, in the turn of these; those with nothing to do are left out."""
+        if not self.seats.partial:
+            return slots
+        due = [queue.lane.key for queue in self.allotment.in_turn(self.queues, "")]
+        turns = [(next((turn for turn, key in enumerate(due) if slot.takes(key)), None), slot) for slot in slots]
+        return [slot for turn, slot in sorted([(t, s) for t, s in turns if t is not None], key=lambda one: one[0])]
+
+    def _queues_of(self, slot: WorkerSlot, *, early: bool) -> list[InstanceQueue]:
+        """The queues that a worker may feed from, in the order of turns."""
+        queues = self.allotment.in_turn(self.queues, slot.name)
+        if not self.seats.partial:
+            return queues
+        if early and queues and not slot.takes(queues[0].lane.key):
+            return []  # another worker at its place is next
+        return [queue for queue in queues if slot.takes(queue.lane.key)]
+
     def _next_batch(self, slot: WorkerSlot, now: float, *, early: bool) -> Batch | None:
-        for queue in self.allotment.in_turn(self.queues, slot.name):
+        for queue in self._queues_of(slot, early=early):
             batch = self._release(queue, now, early=early)
             if batch is None and early:
                 return None  # this queue is next, and no other batch may be formed before its own
@@ -354,7 +392,10 @@ class PoolScheduler:
 
     def _arm(self, now: float, *, worker_free: bool) -> None:
         """Arm the timer; an earlier one is left alone, as it only arms again, which costs less than one a request."""
-        wake_at = self.queues.next_wake(now, worker_free=worker_free)
+        if self.seats.partial:
+            wake_at = self.queues.next_wake(now, worker_free=worker_free, free_for=self.seats.free_for)
+        else:
+            wake_at = self.queues.next_wake(now, worker_free=worker_free)
         if self._waiting:
             wake_at = min(wake_at, self.seats.next_at(now))
         self._arm_at(wake_at, now)

@@ -13,6 +13,10 @@ Not every attached worker may begin a batch: a reserve rests until it is needed
 (`cloud_pool/core/health/slow_start.py`), and where memory is short fewer compute at once
 (`cloud_pool/core/health/adaptive_control.py`).
 
+A worker holds every model instance, or some of them (`WorkerSlot.lanes`), where models come and go while the pool
+serves. Then several workers share a place, which is a device with its threads and cores: one of them computes at a time
+there, so that what a batch takes is still what was measured.
+
 The computed batches of a slot are kept until `take_seen` collects them, so that health is judged apart from serving.
 """
 
@@ -66,6 +70,8 @@ class WorkerSlot:
     attached_at: float
     free_since: float
     standby: bool = False
+    lanes: frozenset[str] | None = None  # the keys of the model instances that it holds; None: of all
+    place: str = ""
     rests_until: float = 0.0
     served: int = 0
     running: Batch | None = None
@@ -75,6 +81,10 @@ class WorkerSlot:
     busy_s: float = 0.0
     seen: deque[ComputedBatch] = field(default_factory=lambda: deque(maxlen=_MOST_SEEN))
     vacated: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def takes(self, lane: str) -> bool:
+        """Whether it holds the model instance of this key."""
+        return self.lanes is None or lane in self.lanes
 
     def give(self, batch: Batch, now: float) -> None:
         """Give the worker a batch, which begins now or follows the one that runs."""
@@ -156,10 +166,27 @@ class WorkerSlots:
         self.expected = 0
         self.busy_without = 0.0
         self.standby = standby
+        self.partial = 0  # workers that hold some model instances only
         self._slots: dict[str, WorkerSlot] = {}
+        self._absences: dict[str, tuple[str, float]] = {}  # by model instance: why no worker holds it, and until when
 
-    def add(self, name: str, compute: Compute, *, restart_s: float, standby: bool, now: float) -> None:
-        self._slots[name] = WorkerSlot(name, compute, restart_s, attached_at=now, free_since=now, standby=standby)
+    def add(
+        self,
+        name: str,
+        compute: Compute,
+        *,
+        restart_s: float,
+        standby: bool,
+        now: float,
+        lanes: frozenset[str] | None = None,
+        place: str = "",
+    ) -> None:
+        self._slots[name] = WorkerSlot(
+            name, compute, restart_s, attached_at=now, free_since=now, standby=standby, lanes=lanes, place=place or name
+        )
+        self.partial += lanes is not None
+        for lane in lanes or ():
+            self._absences.pop(lane, None)
 
     def remove(self, name: str, reason: str, now: float) -> bool:
         """Remove a worker; whether it was there."""
@@ -167,9 +194,34 @@ class WorkerSlots:
         if slot is None:
             return False
         slot.gone = True
+        self.partial -= slot.lanes is not None
         if not self._slots:
             self.absence, self.back_at = reason, now + slot.restart_s
+        for lane in slot.lanes or ():
+            self._absences[lane] = reason, now + slot.restart_s
         return True
+
+    def forget(self, lane: str) -> None:
+        """Forget a model instance that is served no longer."""
+        self._absences.pop(lane, None)
+
+    def absence_of(self, lane: str) -> tuple[str, float] | None:
+        """Why no worker holds the model instance, and when one should be back; None where one does."""
+        if not self._slots:
+            return self._absences.get(lane, (self.absence, self.back_at))
+        if not self.partial or any(slot.takes(lane) for slot in self):
+            return None
+        return self._absences.get(lane, (self.absence, self.back_at))
+
+    def is_taken(self, slot: WorkerSlot) -> bool:
+        """Whether another worker computes at its place."""
+        return bool(self.partial) and any(
+            other.running is not None and other.place == slot.place for other in self if other is not slot
+        )
+
+    def free_for(self, lane: str) -> bool:
+        """Whether a worker that holds the model instance could begin a batch."""
+        return any(slot.is_free and slot.takes(lane) and not self.is_taken(slot) for slot in self)
 
     def get(self, name: str) -> WorkerSlot | None:
         return self._slots.get(name)
@@ -182,6 +234,8 @@ class WorkerSlots:
         """
         helps = self._reserve_helps(now, wait_s)
         free = [slot for slot in self if slot.is_free and (helps or not slot.standby) and not self._rests(slot, now)]
+        if self.partial:
+            free = [slot for slot in free if not self.is_taken(slot)]
         return sorted(free, key=lambda slot: (slot.standby, slot.free_since))
 
     @property
@@ -201,6 +255,8 @@ class WorkerSlots:
         return min((at for at in (*prepare, *rested) if at > now), default=inf)
 
     def any_free(self) -> bool:
+        if self.partial:
+            return any(slot.is_free and not self.is_taken(slot) for slot in self)
         return any(slot.running is None and not slot.retiring for slot in self._slots.values())
 
     def busy_s(self, now: float) -> float:
@@ -210,6 +266,8 @@ class WorkerSlots:
     @property
     def width(self) -> int:
         """How many workers share the queue; 1 while there is none."""
+        if self.partial:
+            return self._width(len({slot.place for slot in self}))
         return self._width(len(self._serving()))
 
     def outlook(self, now: float) -> tuple[float, int]:
@@ -217,7 +275,15 @@ class WorkerSlots:
         if not self._slots:
             return max(0.0, self.back_at - now), 1
         serving = self._serving()
+        if self.partial:
+            return self._outlook_by_place(now)
         return min([slot.busy_for_s(now) for slot in serving or self]), self._width(len(serving))
+
+    def _outlook_by_place(self, now: float) -> tuple[float, int]:
+        busy_s: dict[str, float] = {}
+        for slot in self:
+            busy_s[slot.place] = busy_s.get(slot.place, 0.0) + slot.busy_for_s(now)
+        return min(busy_s.values()), self._width(len(busy_s))
 
     @property
     def in_flight(self) -> int:
@@ -251,7 +317,8 @@ class WorkerSlots:
 
     def _has_veteran(self, slot: WorkerSlot, now: float) -> bool:
         """Whether a worker past its slow start serves too: without one, new workers do not start slowly either."""
-        return any(now - other.attached_at >= WARM_S and not other.retiring for other in self if other is not slot)
+        others = (other for other in self if other is not slot and other.lanes == slot.lanes)
+        return any(now - other.attached_at >= WARM_S and not other.retiring for other in others)
 
     def __iter__(self) -> Iterator[WorkerSlot]:
         return iter(self._slots.values())

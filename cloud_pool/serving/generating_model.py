@@ -6,6 +6,7 @@ and relief by a lesser variant are for models with single answers.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from cloud_pool.workers.generating_workers import VariantWorkers
@@ -32,6 +33,10 @@ class PoolGeneratingModel:
         self._variants = tuple(one.loadable.variant for one in variants)
         self._sandbox = sandbox
         self._statistics = ModelStatistics(self._manifest.name, self._manifest.version)
+
+    async def emptied(self) -> None:
+        """Wait until no generation waits or runs."""
+        await asyncio.gather(*[one.generating.scheduler.drained() for one in self._by_variant.values()])
 
     @property
     def label(self) -> str:

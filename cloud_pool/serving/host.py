@@ -6,20 +6,23 @@ before, without a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.coalescing import Coalescer
 from cloud_pool.serving.generating_model import PoolGeneratingModel
-from cloud_pool.serving.pool_model import PoolModel, VariantRelief
+from cloud_pool.serving.pool_model import Hold, PoolModel, VariantRelief
 from cloud_pool.serving.sequence_state import SequenceStates
 from cloud_pool.workers.device_worker import PoolLoadable
-from cloud_pool.workers.generating_workers import GeneratingWorkers
-from cloud_pool.workers.supervisor import PoolSupervisor
+from cloud_pool.workers.generating_workers import VariantWorkers
+from cloud_pool.workers.model_workers import GenerationWorkers, ModelWorkers
 from tidegate.serving.joint_queue import JointQueue
 from tidegate.serving.model_table import ModelTable
 from tidegate.serving.target_host import TargetHost
 from tidegate.tracing.served import ServedTraces
+
+_OUTSIDE_SANDBOX: Final = "all: vLLM runs outside of it"
 
 
 class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
@@ -40,10 +43,10 @@ class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
         name: str,
         loadables: Iterable[PoolLoadable],
         scheduler: PoolScheduler,
-        supervisor: PoolSupervisor,
+        supervisor: ModelWorkers,
         *,
         epoch: int,
-        generating: GeneratingWorkers | None = None,
+        generating: GenerationWorkers | None = None,
         lesser: str = "",
         spare: bool = False,
         degraded: Callable[[], bool] = lambda: False,
@@ -60,25 +63,36 @@ class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
         self._scheduler = scheduler
         self._supervisor = supervisor
         self._coalescer = Coalescer(scheduler.submit)
+        self._relief = VariantRelief(lesser, spare, degraded)
         versions: dict[tuple[str, str], list[PoolLoadable]] = {}
         for loadable in loadables:
             versions.setdefault((loadable.manifest.name, loadable.manifest.version), []).append(loadable)
         for version in versions.values():
             if generating is not None and version[0].manifest.generative is not None:
-                workers = [generating.variants[one.key] for one in version]
-                models.add(PoolGeneratingModel(server_name, workers, sandbox=supervisor.sandbox))
-                continue
-            models.add(
-                PoolModel(
-                    server_name,
-                    version,
-                    scheduler,
-                    supervisor,
-                    sequences=self.sequences,
-                    coalescer=self._coalescer,
-                    relief=VariantRelief(lesser, spare, degraded),
-                )
-            )
+                models.add(self.generating_model([generating.variants[one.key] for one in version]))
+            else:
+                models.add(self.batched_model(version, supervisor))
+
+    def generating_model(self, workers: Sequence[VariantWorkers]) -> PoolGeneratingModel:
+        """The variants of one version that generate, for `models`."""
+        inside = all(one.sandboxed for one in workers)
+        lacks = self._supervisor.sandbox if inside else _OUTSIDE_SANDBOX
+        return PoolGeneratingModel(self.server_name, workers, sandbox=lacks)
+
+    def batched_model(
+        self, version: Sequence[PoolLoadable], workers: ModelWorkers, hold: Hold | None = None
+    ) -> PoolModel:
+        """The variants of one version that compute batches, for `models`."""
+        return PoolModel(
+            self.server_name,
+            version,
+            self._scheduler,
+            workers,
+            sequences=self.sequences,
+            coalescer=self._coalescer,
+            relief=self._relief,
+            hold=hold,
+        )
 
     @property
     def coalesced(self) -> int:

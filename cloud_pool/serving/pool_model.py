@@ -7,6 +7,7 @@ the manifest allows it (`coalescing.py`).
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,16 +20,19 @@ from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.coalescing import Coalescer, Submit
 from cloud_pool.serving.sequence_state import SequenceStates
 from cloud_pool.workers.device_worker import PoolLoadable
-from cloud_pool.workers.supervisor import PoolSupervisor
+from cloud_pool.workers.model_workers import ModelWorkers
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer, Standing, VariantOffer
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.work import Work, fits
 from tidegate.oip.host import ModelStatistics, TimedCount
 from tidegate.oip.sequence import sequence_of
-from tidegate.outcome import NotSupported
+from tidegate.outcome import DeadlineExceeded, NotSupported
 from tidegate.serving.target_model import Computation, Computed
 from tidegate.types import Call
+
+# Of a model's name and a request's deadline: what the request waits for, None where the model is in memory.
+Hold = Callable[[str, float], asyncio.Future[None] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +60,14 @@ class PoolModel:
         server_name: str,
         loadables: Sequence[PoolLoadable],
         scheduler: PoolScheduler,
-        supervisor: PoolSupervisor,
+        supervisor: ModelWorkers,
         *,
         sequences: SequenceStates,
         coalescer: Coalescer,
         relief: VariantRelief,
+        hold: Hold | None = None,
     ) -> None:
+        self._hold = hold
         self._server_name = server_name
         self._by_variant = {loadable.variant.name: loadable for loadable in loadables}
         self._variants = tuple(loadable.variant for loadable in loadables)
@@ -71,6 +77,13 @@ class PoolModel:
         self._sequences = sequences
         self._coalescer = coalescer
         self._relief = relief
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def emptied(self) -> None:
+        """Wait until no call is inside."""
+        await self._idle.wait()
 
     @property
     def label(self) -> str:
@@ -86,7 +99,7 @@ class PoolModel:
 
     @property
     def ready(self) -> bool:
-        return self._supervisor.state == "ready"
+        return self._supervisor.state == "ready" or self._supervisor.cold_s > 0.0
 
     def offer(self) -> ModelOffer:
         variants = tuple(
@@ -101,6 +114,7 @@ class PoolModel:
             digest=self._variants[0].sha256,
             worker=self._supervisor.worker_report,
             sandbox=self._supervisor.sandbox,
+            cold_s=round(self._supervisor.cold_s, 3),
         )
 
     def statistics(self) -> ModelStatistics:
@@ -127,9 +141,47 @@ class PoolModel:
         Raises:
             InvalidRequest, Overloaded: by `cloud_pool/core/batching/sequences.py`, for a sequence's step.
             Overloaded, DeadlineExceeded: by `cloud_pool/core/batching/batcher.py`.
+            DeadlineExceeded: the model is not in memory, and not in time either.
             Unreachable: there is no worker and no time to wait for one.
             InternalError: the engine raised.
         """
+        comes = None if self._hold is None else self._hold(self._manifest.name, computation.deadline)
+        if comes is None:
+            self.enter()
+        else:
+            await self._entered(comes, computation.deadline)
+        try:
+            return await self._compute(computation)
+        finally:
+            self.leave()
+
+    def enter(self) -> None:
+        """Count one more call inside; also called for one that waits, in the instant in which its model is there."""
+        self._calls += 1
+        self._idle.clear()
+
+    def leave(self) -> None:
+        self._calls -= 1
+        if not self._calls:
+            self._idle.set()
+
+    async def _entered(self, comes: asyncio.Future[None], deadline: float) -> None:
+        """Wait for a model that comes in; the call is inside then.
+
+        Raises:
+            DeadlineExceeded: it did not come in in time. Unreachable: it did not come in at all.
+        """
+        try:
+            await asyncio.wait((comes,), timeout=max(0.0, deadline - clock.now()))
+        except asyncio.CancelledError:
+            if not comes.cancel() and not comes.cancelled() and comes.exception() is None:
+                self.leave()
+            raise
+        if comes.cancel():
+            raise DeadlineExceeded("its model did not come into memory in time")
+        comes.result()
+
+    async def _compute(self, computation: Computation) -> Computed:
         call, variant = computation.call, computation.variant
         key = self._by_variant[variant.name].key
 

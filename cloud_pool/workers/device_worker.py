@@ -60,11 +60,13 @@ class PoolLoadable:
     manifest: Manifest
     variant: Variant
     artefact: Path
+    reload: int = 0  # tells apart what is loaded of one version while it is there twice, before and after a change
 
     @property
     def key(self) -> str:
         """Names the lane and the engine."""
-        return f"{self.manifest.name}:{self.manifest.version}/{self.variant.name}"
+        again = f"@{self.reload}" if self.reload else ""
+        return f"{self.manifest.name}:{self.manifest.version}/{self.variant.name}{again}"
 
 
 class DeviceWorker:

@@ -46,6 +46,7 @@ class GeneratingRecycling:
     """Looks inside `async with`.
 
     Args:
+        replicas: those to look after, or what finds them, where they come and go.
         recycles: counts them, by the sign that led to each.
         waiting: whether generations wait for a slot: no worker can be spared then.
         horizon_s: in which a leak would take all memory; 0: leaks are no reason.
@@ -53,7 +54,7 @@ class GeneratingRecycling:
 
     def __init__(
         self,
-        replicas: Sequence[GeneratingReplica],
+        replicas: Sequence[GeneratingReplica] | Callable[[], Sequence[GeneratingReplica]],
         recycling: Recycling,
         recycles: Counter[str],
         *,
@@ -78,7 +79,7 @@ class GeneratingRecycling:
 
     async def __aenter__(self) -> Self:
         self._looked_at = clock.now()
-        if self._replicas:
+        if callable(self._replicas) or self._replicas:
             self._looking.start()
         return self
 
@@ -87,11 +88,14 @@ class GeneratingRecycling:
         if self._replacing is not None:
             await cancel_and_wait(self._replacing)
 
+    def _found(self) -> Sequence[GeneratingReplica]:
+        return self._replicas() if callable(self._replicas) else self._replicas
+
     def look(self) -> None:
         """Look once, and replace one worker if there is a reason."""
         now = clock.now()
         elapsed_s, self._looked_at = now - self._looked_at, now
-        serving = {name: (one, worker) for one in self._replicas for name, worker in one.workers.items()}
+        serving = {name: (one, worker) for one in self._found() for name, worker in one.workers.items()}
         self._watched = {
             name: self._watched.get(name) or _Watched(*there, Leak(), self._recycling.served_most())
             for name, there in serving.items()
@@ -102,7 +106,7 @@ class GeneratingRecycling:
             RecyclingCandidate(name, one.complaint, one.worker.generated, one.served_most)
             for name, one in self._watched.items()
         ]
-        everyone = all(one.state == "ready" for one in self._replicas)
+        everyone = all(one.state == "ready" for one in self._found())
         chosen = self._recycling.decide(candidates, now, all_there=everyone, overloaded=self._waiting())
         if chosen is not None:
             self._replacing = asyncio.create_task(self._replace(chosen), name=f"recycle {chosen.worker}")
@@ -119,7 +123,7 @@ class GeneratingRecycling:
 
     async def _replace(self, chosen: RecyclingCandidate) -> None:
         one, reason = self._watched[chosen.worker], chosen.reason or ""
-        first = self._has_room_for_another(one)
+        first = one.replica.successor_beside and self._has_room_for_another(one)
         self._recycles[reason.partition(":")[0]] += 1
         log.warning("worker recycled", worker=chosen.worker, reason=reason, successor_first=first)
         try:

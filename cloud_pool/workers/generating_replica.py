@@ -20,7 +20,8 @@ import structlog
 
 from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.scheduling.device_arbiter import DeviceArbiter
-from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable, StartProcess
+from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable
+from cloud_pool.workers.generating_start import WorkerStart
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
 from tidegate import clock
 from tidegate.engines.generation.limits import cache_limit_bytes
@@ -41,6 +42,7 @@ class GeneratingReplica:
     Args:
         generating: whose generations it begins; all replicas of a variant have the same.
         allotment: the devices' memory, which the worker's weights and attention caches take a part of.
+        start: makes its workers' processes.
         cache_bytes: of attention caches at most; None: `cache_limit_bytes`.
         warmup_budget_s: for measuring, where no replica has measured the variant yet.
         on_change: called after each change of `state`.
@@ -54,7 +56,7 @@ class GeneratingReplica:
         generating: GeneratingVariant,
         allotment: DeviceArbiter,
         *,
-        start_process: StartProcess,
+        start: WorkerStart,
         backoff: Backoff,
         cache_bytes: int | None = None,
         memory_limit: MemoryLimit = NO_LIMIT,
@@ -70,7 +72,7 @@ class GeneratingReplica:
         self._loadable = loadable
         self._generating = generating
         self._allotment = allotment
-        self._start_process = start_process
+        self._start = start
         self._cache_bytes = cache_bytes
         self._memory_limit = memory_limit
         self._paced_slow = paced_slow
@@ -85,12 +87,23 @@ class GeneratingReplica:
             name_of=lambda number: f"{self.name}.{number}",
             backoff=backoff,
             cannot_start=f"{loadable.key} cannot be served",
+            prepare_within_s=start.within_s,
         )
 
     @property
     def name(self) -> str:
         """Of its variant and its place."""
         return f"{self._loadable.key}@{self.place.name}"
+
+    @property
+    def sandboxed(self) -> bool:
+        """Whether its workers are in the sandbox, as far as there is one."""
+        return self._start.sandboxed
+
+    @property
+    def successor_beside(self) -> bool:
+        """Whether another worker may be started here while one serves."""
+        return self._start.successor_beside
 
     @property
     def state(self) -> ModelState:
@@ -182,7 +195,7 @@ class GeneratingReplica:
 
     @asynccontextmanager
     async def _started(self, name: str) -> AsyncIterator[DeviceWorker]:
-        async with self._start_process(name, self.place.cores) as process:
+        async with self._start.start_process(name, self.place.cores) as process:
             yield DeviceWorker(
                 process,
                 device=self.place.device,

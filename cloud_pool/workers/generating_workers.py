@@ -14,8 +14,9 @@ import structlog
 
 from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.scheduling.device_arbiter import DeviceArbiter
-from cloud_pool.workers.device_worker import PoolLoadable, StartProcess
+from cloud_pool.workers.device_worker import PoolLoadable
 from cloud_pool.workers.generating_replica import GeneratingReplica
+from cloud_pool.workers.generating_start import WorkerStart
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
 from tidegate.fleet.offers import ModelState, WorkerReport
 from tidegate.generate.request import GenerateRequest
@@ -60,6 +61,11 @@ class VariantWorkers:
         """What gateways hear of the workers that were lost; None where none was."""
         return report_of([one.lost_workers for one in self.replicas])
 
+    @property
+    def sandboxed(self) -> bool:
+        """Whether all workers are in the sandbox, as far as there is one."""
+        return all(one.sandboxed for one in self.replicas)
+
     def unready(self) -> str:
         """Why there is no worker, for a caller to read."""
         return f"{self.loadable.key} is {'restarting' if self.state == 'ready' else self.state} here"
@@ -94,10 +100,11 @@ class GeneratingWorkers:
 
     Args:
         places: of each variant, one worker for each.
-        start_process: makes a worker process of a name on some cores; entered for each incarnation.
+        start_of: how the worker of a variant on a place is made.
         new_backoff: makes the waits between the incarnations of one replica.
         cache_bytes: of the attention caches of one variant on one device; None: `cache_limit_bytes`.
         warmup_budget_s: for measuring, shared by all variants.
+        counts: where tokens are counted; None: in counts of its own.
         on_change, on_lost: as `PoolSupervisor`'s.
     """
 
@@ -106,7 +113,7 @@ class GeneratingWorkers:
         loadables: Sequence[PoolLoadable],
         allotment: DeviceArbiter,
         *,
-        start_process: StartProcess,
+        start_of: Callable[[PoolLoadable, WorkerPlace], WorkerStart],
         new_backoff: Callable[[], Backoff],
         places: Sequence[WorkerPlace] = (WorkerPlace("0"),),
         cache_bytes: int | None = None,
@@ -114,11 +121,12 @@ class GeneratingWorkers:
         paced_slow: float = 1.0,
         hang_timeout_s: float = 30.0,
         warmup_budget_s: float = 10.0,
+        counts: GeneratedCounts | None = None,
         on_change: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self.counts = GeneratedCounts()
+        self.counts = counts or GeneratedCounts()
         self._on_progress = on_progress
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -129,7 +137,7 @@ class GeneratingWorkers:
                     place,
                     generating,
                     allotment,
-                    start_process=start_process,
+                    start=start_of(loadable, place),
                     backoff=new_backoff(),
                     cache_bytes=cache_bytes,
                     memory_limit=memory_limit,

@@ -33,8 +33,8 @@ from cloud_pool.core.health.worker_health import (
 )
 from cloud_pool.scheduling.scheduler import AnsweredJob, PoolScheduler
 from cloud_pool.scheduling.worker_slots import ComputedBatch, WorkerSlot
+from cloud_pool.workers.model_workers import ModelWorkers
 from cloud_pool.workers.replica import Replica
-from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate import clock
 from tidegate.estimate.quantiles import nearest_rank
 from tidegate.runtime.owned_task import cancel_and_wait
@@ -72,7 +72,7 @@ class HealthController:
 
     def __init__(
         self,
-        supervisor: PoolSupervisor,
+        supervisor: ModelWorkers,
         scheduler: PoolScheduler,
         *,
         limits: HealthLimits,

@@ -32,6 +32,8 @@ class Replica:
 
     Args:
         standby: whether its workers are a reserve (`cloud_pool/core/health/standby.py`).
+        lanes: the model instances that its workers hold, by key; None: all of the pool.
+        prefix: begins the names of its workers, where several replicas share a place.
         prepare: loads and warms everything, and says when it begins to warm what was never measured; returns the
             seconds that a later incarnation should need for it.
         on_change: called after each change of `state`.
@@ -47,6 +49,8 @@ class Replica:
         prepare: Callable[[DeviceWorker, Callable[[], None]], Awaitable[float]],
         backoff: Backoff,
         standby: bool = False,
+        lanes: frozenset[str] | None = None,
+        prefix: str = "",
         paced_slow: float = 1.0,
         hang_timeout_s: float = 30.0,
         memory_limit: MemoryLimit = NO_LIMIT,
@@ -56,6 +60,8 @@ class Replica:
         self.place = place
         self.standby = standby
         self.lost_workers = LostWorkers()
+        self._lanes = lanes
+        self._name = f"{prefix}{place.name}"
         self._scheduler = scheduler
         self._start_process = start_process
         self._prepare = prepare
@@ -67,15 +73,15 @@ class Replica:
         self._supervised = SupervisedWorker[DeviceWorker](
             self,
             start=self._started,
-            name_of=lambda number: f"{place.name}.{number}",
+            name_of=lambda number: f"{prefix}{place.name}.{number}",
             backoff=backoff,
             cannot_start="the pool cannot start",
         )
 
     @property
     def name(self) -> str:
-        """Of its place."""
-        return self.place.name
+        """Of its place, behind its model where several share one."""
+        return self._name
 
     @property
     def state(self) -> ModelState:
@@ -99,6 +105,12 @@ class Replica:
         """Replace the worker that serves by a fresh one, and wait for it; False if that did not come to be."""
         return await self._supervised.replace(successor_first=successor_first)
 
+    async def leave(self, reason: str) -> None:
+        """Have the worker that serves finish its batches, and feed it no longer."""
+        if (incarnation := self._supervised.current) is not None:
+            await self._scheduler.retire(incarnation.name)
+            self._scheduler.detach(incarnation.name, reason)
+
     # what the supervised worker needs of its owner (`tidegate.workers.supervised.WorkerOwner`)
 
     async def prepare(self, worker: DeviceWorker) -> float:
@@ -113,7 +125,14 @@ class Replica:
         name, worker, loaded = incarnation.name, incarnation.worker, incarnation.worker.loaded
         limit_bytes, held_bytes = self._memory_limit.of(loaded.device_bytes), loaded.held_bytes or 0
         self._scheduler.allotment.join(name, worker.memory_of, held_bytes=held_bytes, limit_bytes=limit_bytes)
-        self._scheduler.attach(name, worker.infer, restart_s=incarnation.restart_s, standby=self.standby)
+        self._scheduler.attach(
+            name,
+            worker.infer,
+            restart_s=incarnation.restart_s,
+            standby=self.standby,
+            lanes=self._lanes,
+            place=self.place.name,
+        )
 
     def back(self, incarnation: Incarnation[DeviceWorker]) -> None:
         log.info("worker back", worker=incarnation.name)
@@ -153,4 +172,4 @@ class Replica:
 
     def __repr__(self) -> str:
         reserve = ", in reserve" if self.standby else ""
-        return f"<Replica {self.place.name} {self.state}, life {self._supervised.count}{reserve}>"
+        return f"<Replica {self._name} {self.state}, life {self._supervised.count}{reserve}>"

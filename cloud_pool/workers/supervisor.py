@@ -11,7 +11,7 @@ While there is no worker at all the scheduler holds the requests that can wait a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Self
 
 import structlog
@@ -19,20 +19,33 @@ import structlog
 from cloud_pool.core.batching.model_instance import ModelInstance
 from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.scheduling.scheduler import PoolScheduler
+from cloud_pool.workers import load_priority
 from cloud_pool.workers.catalogue import check_memory
 from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable, StartProcess
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
 from cloud_pool.workers.replica import Replica
 from tidegate import clock
 from tidegate.fleet.offers import ModelState, WorkerReport
+from tidegate.outcome import Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.workers.lost_workers import report_of
-from tidegate.workers.warmup import measure, warm
+from tidegate.workers.warming.warmup_samples import run_samples
+from tidegate.workers.warmup import CostPoints, measure, warm
 
 _BEST_FIRST: Final[tuple[ModelState, ...]] = ("ready", "warming", "loading", "bad")
 
+PeakObserver = Callable[[float, int], None]
+# Of a worker, in so many seconds, with each peak of memory told.
+MeasureVariant = Callable[[DeviceWorker, PoolLoadable, float, PeakObserver], Awaitable[CostPoints]]
+
 log = structlog.get_logger(__name__)
+
+
+async def measure_anew(
+    worker: DeviceWorker, loadable: PoolLoadable, budget_s: float, on_peak: PeakObserver
+) -> CostPoints:
+    return await measure(worker, loadable.key, loadable.manifest, loadable.variant, budget_s=budget_s, on_peak=on_peak)
 
 
 class PoolSupervisor:
@@ -47,6 +60,9 @@ class PoolSupervisor:
         on_change: called after each change of `state`.
         on_lost: called when a worker was lost, whether others serve on or not.
         on_progress: called with words for what a start is at.
+        model: the supervisor is of this one alone, beside others with the same places; "": it is of all models.
+        known: model instances of before, with what their work costs and takes: they are warmed and not measured.
+        measuring: measures what a variant costs, or has it from before.
         sandbox: what the workers' sandbox lacks, "" for nothing (`tidegate/workers/sandbox_check.py`); offered so.
     """
 
@@ -66,10 +82,18 @@ class PoolSupervisor:
         on_change: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
         on_progress: Callable[[str], None] = lambda _: None,
+        model: str = "",
+        known: Mapping[str, ModelInstance] | None = None,
+        measuring: MeasureVariant = measure_anew,
         sandbox: str | None = None,
     ) -> None:
         self.sandbox = sandbox
         self.lanes: dict[str, ModelInstance] = {}
+        self.load_s = 0.0  # that the last worker took until it was warm
+        self.cold_s = 0.0  # its models are not loaded on demand, as far as it knows
+        self._known = dict(known or {})
+        self._measuring = measuring
+        self._alone = not model  # no other models are served meanwhile
         self._loadables = tuple(loadables)
         self._scheduler = scheduler
         self._memory_limit = memory_limit
@@ -86,6 +110,8 @@ class PoolSupervisor:
                 prepare=self._prepare,
                 backoff=new_backoff(),
                 standby=n >= len(places) - standby,
+                lanes=frozenset(one.key for one in loadables) if model else None,
+                prefix=f"{model}/" if model else "",
                 paced_slow=paced_slow,
                 hang_timeout_s=hang_timeout_s,
                 memory_limit=memory_limit,
@@ -117,6 +143,13 @@ class PoolSupervisor:
     async def __aexit__(self, *_: object) -> None:
         await cancel_and_wait(*self._tasks)
 
+    async def leave(self, reason: str) -> None:
+        """Let the workers finish what they compute, and take no more requests: what still waits is refused."""
+        for loadable in self._loadables:
+            self._scheduler.shut(loadable.key, Unreachable(reason))
+        for slot in self.slots:
+            await slot.leave(reason)
+
     async def failed(self) -> None:
         """Wait for the end of a supervision itself, which only a defect brings: raises it."""
         if not self._tasks:
@@ -128,7 +161,7 @@ class PoolSupervisor:
     async def _start(self, slots: Sequence[Replica]) -> None:
         """Start the workers of these replicas and wait until each has been ready. Raises StartError."""
         for slot in slots:
-            self._tasks.append(asyncio.create_task(slot.live(), name=f"slot {slot.place.name}"))
+            self._tasks.append(asyncio.create_task(slot.live(), name=f"slot {slot.name}"))
         ready = asyncio.create_task(_all_ready(slots), name="first start")
         try:
             await asyncio.wait((*self._tasks, ready), return_when=asyncio.FIRST_COMPLETED)
@@ -140,6 +173,15 @@ class PoolSupervisor:
 
     async def _prepare(self, worker: DeviceWorker, on_warming: Callable[[], None]) -> float:
         """Load and warm everything; returns the seconds that a later incarnation should need for it."""
+        if not self._alone:
+            load_priority.lower(worker.pid)
+        try:
+            return await self._prepare_all(worker, on_warming)
+        finally:
+            if not self._alone:
+                load_priority.restore(worker.pid)
+
+    async def _prepare_all(self, worker: DeviceWorker, on_warming: Callable[[], None]) -> float:
         began_at = clock.now()
         for loadable in self._loadables:
             self._on_progress(f"loading {loadable.key}")
@@ -152,25 +194,33 @@ class PoolSupervisor:
             on_warming()
         for loadable in self._loadables:
             await self._warm(worker, loadable)
+        self.load_s = clock.now() - began_at
         return loaded_s
 
     async def _warm(self, worker: DeviceWorker, loadable: PoolLoadable) -> None:
         key, manifest, variant = loadable.key, loadable.manifest, loadable.variant
-        if key in self.lanes:
-            await warm(worker, key, manifest, variant, self.lanes[key].service.table)
+        lane = self.lanes.get(key) or self._known.get(key)
+        if lane is not None:
+            await warm(worker, key, manifest, variant, lane.service.table)
+            await run_samples(worker, key, manifest, loadable.artefact.parent)
+            self._open(lane)
             return
         self._on_progress(f"measuring {key}")
         if variant.paced:
             log.warning("nothing is computed: the model is paced, and answers with zeros", model=key)
         budget_s = self._warmup_budget_s / len(self._loadables)
         peaks = list[tuple[float, int]]()
-        cost = await measure(
-            worker, key, manifest, variant, budget_s=budget_s, on_peak=lambda *peak: peaks.append(peak)
-        )
-        self.lanes[key] = lane = ModelInstance(key, manifest, variant, cost)
+        cost = await self._measuring(worker, loadable, budget_s, lambda *peak: peaks.append(peak))
+        await run_samples(worker, key, manifest, loadable.artefact.parent)
+        lane = ModelInstance(key, manifest, variant, cost)
         for units, peak_bytes in peaks:
             lane.memory.footprint.record(units, peak_bytes)
-        self._scheduler.open(lane)
+        self._open(lane)
+
+    def _open(self, lane: ModelInstance) -> None:
+        if lane.key not in self.lanes:
+            self.lanes[lane.key] = lane
+            self._scheduler.open(lane)
 
     def _report(self) -> None:
         if self.state != self._reported:

@@ -11,7 +11,9 @@
     fetching.py       HTTP ranges within a budget
     receiving.py      reads a connection ahead of the disk
     verifying.py      whether the fetched files are the planned model, and can be loaded
-    golden_probe.py   golden cases, side by side with the running generation
+    golden_probe.py   golden cases of a model with single answers
+    golden_prompts_probe.py   golden prompts of a model that generates
+    probe_times.py    times of both, side by side with the running generation
     preconditions.py  why a rollout waits: metered link, window, disk, heat, memory
     failures.py       how a step ends without success
 

@@ -113,7 +113,7 @@ class Deployment:
         """Choose what to serve first. Blocks on the disk. Raises StartError, RepositoryError."""
         config = self._config
         repository = Repository(config.model_repository)
-        entries = read_catalogue(repository, config.models, config.allowed_engines, or_none=config.rollout is not None)
+        entries = read_catalogue(repository, config.models, config.allowed_engines, or_none=self._may_come)
         self._statics = {entry.manifest.name: entry for entry in entries}
         deployed: Sequence[str] = ()
         if self._store is not None:
@@ -129,6 +129,11 @@ class Deployment:
             found = list(self._candidates(model))
             if (runner := self._first(model, found)) is not None:
                 self._chosen[model] = _BootChoice(runner, found)
+
+    @property
+    def _may_come(self) -> bool:
+        """Whether models may come later, so that there need be none at first."""
+        return self._config.rollout is not None or self._config.model_control != "none"
 
     @property
     def disk_trouble(self) -> str:

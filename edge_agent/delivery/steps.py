@@ -22,6 +22,7 @@ from edge_agent.delivery.boot import boot_candidates
 from edge_agent.delivery.failures import WorkDeferred, WorkerExited, WorkFailed
 from edge_agent.delivery.fetching import ArtefactFetcher, session
 from edge_agent.delivery.golden_probe import probe
+from edge_agent.delivery.golden_prompts_probe import probe_prompts
 from edge_agent.delivery.model_store import ModelStore
 from edge_agent.delivery.verifying import verify
 from edge_agent.serving.catalogue import CatalogueEntry, read_entry
@@ -31,6 +32,7 @@ from tidegate import clock
 from tidegate.models.manifest import EngineName
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.rollout.golden import decode_golden
+from tidegate.rollout.golden_prompts import decode_prompts
 from tidegate.runtime.process import StartError
 
 T = TypeVar("T")
@@ -200,8 +202,11 @@ class RolloutSteps:
         golden, new = rollout.plan.probe.golden, self._new
         if golden is None or new is None:
             return
-        cases = decode_golden(await blocking(self._store.path(golden.sha256).read_bytes))
-        await probe(rollout.plan.probe, cases, new, None if self._parked else self._old)
+        raw, old = await blocking(self._store.path(golden.sha256).read_bytes), None if self._parked else self._old
+        if (generative := new.manifest.generative) is not None:
+            await probe_prompts(rollout.plan.probe, decode_prompts(raw, generative), new, old)
+        else:
+            await probe(rollout.plan.probe, decode_golden(raw), new, old)
 
     async def _activate(self, rollout: Rollout) -> None:
         assert self._new is not None

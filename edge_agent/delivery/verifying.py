@@ -22,6 +22,7 @@ from tidegate.models.manifest import ArtefactFile, EngineName, Manifest, Variant
 from tidegate.models.repository import RepositoryError, parse_manifest
 from tidegate.models.trust import check_engine
 from tidegate.rollout.golden import BadGolden, decode_golden
+from tidegate.rollout.golden_prompts import BadGoldenPrompts, decode_prompts
 from tidegate.rollout.plan import ModelPlan
 from tidegate.runtime.process import StartError
 
@@ -65,11 +66,13 @@ def _manifest(model: str, plan: ModelPlan, store: ModelStore, allowed: tuple[Eng
         if name not in files or files[name].sha256 != sha256:
             raise WorkFailed(f"manifest: the plan has no file {name!r} with the digest it names")
     if plan.probe.golden is not None:
-        if manifest.generative is not None:
-            raise WorkFailed("golden: cases of a model that generates are not run: leave `golden` out of its probe")
+        raw = store.path(plan.probe.golden.sha256).read_bytes()
         try:
-            decode_golden(store.path(plan.probe.golden.sha256).read_bytes())
-        except BadGolden as error:
+            if manifest.generative is not None:
+                decode_prompts(raw, manifest.generative)
+            else:
+                decode_golden(raw)
+        except (BadGolden, BadGoldenPrompts) as error:
             raise WorkFailed(f"golden: {error}") from error
     return manifest
 

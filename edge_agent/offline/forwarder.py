@@ -3,7 +3,8 @@
     session + a gateway that takes entries → train → receipts → deleted here → pause → train …
 
 One gateway at a time: the last one used, while it is present, since only it knows what it has received; else the first
-by name. "Present" means that the broker reports it in this session or that it was heard since.
+by name. A gateway that shares what it takes with others is asked about theirs too. "Present" means that the broker
+reports it in this session or that it was heard since.
 
 Receipts are processed in order, and are on the disk before the drain pacer learns of them. Answers to deferred requests
 come in receipts too. Accepted requests without an answer are queried, at once when a session begins and then every
@@ -72,6 +73,7 @@ class Forwarder:
         self._uplink = uplink
         self._session = False
         self._begun = False  # whether the drain pacer has begun this session
+        self._sharing: set[str] = set()  # those of them that know what others took
         self._there: dict[str, float] = {}  # gateways that take entries → when each was heard in this session
         self._receipts: deque[Receipt] = deque(maxlen=MAX_RECEIPTS)
         self._news = asyncio.Event()
@@ -91,6 +93,7 @@ class Forwarder:
     def session(self, *, up: bool) -> None:
         self._session = up
         self._there.clear()
+        self._sharing.clear()
         self._begun = False
         self._news.set()
 
@@ -98,6 +101,7 @@ class Forwarder:
         now = clock.now()
         if state.online and state.ingest:
             self._there[state.gateway] = now
+            (self._sharing.add if state.shares else self._sharing.discard)(state.gateway)
         else:
             self._there.pop(state.gateway, None)
         if (state.gateway == self.gateway) != (state.gateway in self._there):
@@ -178,7 +182,7 @@ class Forwarder:
         if now < self._ask_at or uplink is None:
             return
         self._ask_at = now + ASK_S
-        ids = await self._store.unanswered(self.gateway, MAX_IDS)
+        ids = await self._store.unanswered(None if self.gateway in self._sharing else self.gateway, MAX_IDS)
         if ids:
             uplink.send_stored(StoredTopic.RESULT, self.gateway, encode_stored(Inquiry(self._device, tuple(ids))))
 

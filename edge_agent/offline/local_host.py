@@ -58,7 +58,7 @@ UNSURE_AGAIN_S: Final = 30.0
 RESULT_PRIORITY: Final = 2
 _PRIORITIES: Final = {1: 9, 2: 7, 3: 5, 4: 3}  # OIP's, 1 the highest, as the store's, 9 the highest
 # A caller's own deadline ends when it has its ticket.
-_NOT_KEPT: Final = ("timeout", "tidegate-defer", "tidegate-budget-ms")
+_NOT_KEPT: Final = ("timeout", "tidegate-defer", "tidegate-budget-ms", "tidegate-ttft-ms", "tidegate-tpot-ms")
 
 
 class OfflinePolicy(Protocol):

@@ -290,10 +290,11 @@ class OfflineLedger:
         db.execute("DELETE FROM entries WHERE id = ?", (id,))
         return db.execute("DELETE FROM tickets WHERE id = ?", (id,)).rowcount > 0
 
-    def unanswered(self, db: sqlite3.Connection, gateway: str, limit: int) -> list[str]:
-        """Tickets that this gateway took and has not answered, the oldest first."""
+    def unanswered(self, db: sqlite3.Connection, gateway: str | None, limit: int) -> list[str]:
+        """Tickets that this gateway took, or any did (None), and that have no answer, the oldest first."""
         rows = db.execute(
-            "SELECT id FROM tickets WHERE state = 'taken' AND gateway = ? ORDER BY since_s LIMIT ?", (gateway, limit)
+            "SELECT id FROM tickets WHERE state = 'taken' AND ? IN (gateway, '*') ORDER BY since_s LIMIT ?",
+            ("*" if gateway is None else gateway, limit),
         )
         return [row["id"] for row in rows]
 

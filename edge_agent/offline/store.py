@@ -93,7 +93,7 @@ class OfflineStore:
 
         return await self._run(work)
 
-    async def unanswered(self, gateway: str, limit: int) -> Sequence[str]:
+    async def unanswered(self, gateway: str | None, limit: int) -> Sequence[str]:
         return await self._run(lambda db, _: self.ledger.unanswered(db, gateway, limit))
 
     async def ticket(self, id: str) -> Ticket | None:

@@ -110,7 +110,7 @@ class EdgeHost(TargetHost[EdgeModel]):
     def unroute(self, name: str) -> None:
         """From the next call on no runner answers for the model."""
         self._put_aside(self.models.get(name))
-        self.models.remove(name)
+        self.models.remove(name, unloaded=True)
         self._offers = super().offers()
 
     async def emptied(self, runner: Runner) -> None:

@@ -57,6 +57,7 @@ from tidegate.workers.incarnation import Incarnation
 from tidegate.workers.lost_workers import LostWorkers, report_of
 from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, WorkerDied
 from tidegate.workers.supervised import SupervisedWorker
+from tidegate.workers.warming.warmup_samples import run_samples
 from tidegate.workers.warmup import CostPoints
 
 log = structlog.get_logger(__name__)
@@ -294,12 +295,12 @@ class Runner:
         place: str,
         variant: str,
         request: GenerateRequest,
-        sink: TokenSink,
+        sink: TokenSink | None,
         *,
         token_interval_s: float,
         first_token_s: float,
     ) -> Generated:
-        """Generate with one variant on the worker of this name.
+        """Generate with one variant on the worker of this name, beside those that a scheduler has let begin.
 
         Raises:
             Unreachable: that worker is gone, or it died or hung during this call.
@@ -318,6 +319,12 @@ class Runner:
             raise Unreachable(f"model {self.name!r}: {error.message}") from error
         except Unreachable as error:
             raise Unreachable(f"model {self.name!r}: {error.message}") from error
+
+    @property
+    def place(self) -> str:
+        """The name of the worker that serves, which `generate` asks for; "" while there is none."""
+        incarnation = self._supervised.current
+        return incarnation.name if incarnation is not None and incarnation.serving else ""
 
     @property
     def pid(self) -> int | None:
@@ -362,6 +369,8 @@ class Runner:
                 points = await self._measure(worker, variant.name, self.manifest, variant)
                 generating = self.generating.get(variant.name)
                 self._times[variant.name] = ServiceTime(points) if generating is None else generating.measured(points)
+            folder = self._loadables[0].artefact.parent
+            await run_samples(worker, variant.name, self.manifest, folder, optional=self.generation > 0)
         self._unwanted.clear()
         return 0.0  # no call waits for a restart here
 
