@@ -12,6 +12,7 @@ import gc
 import random
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 
@@ -24,16 +25,31 @@ from gateway.catalog import Catalog
 from gateway.config.artifacts import ArtifactsConfig
 from gateway.config.gateway import GatewayConfig
 from gateway.core.access.broker_rights import BrokerRights
+from gateway.core.access.sequence_home import SequenceHomes
+from gateway.core.admission.leased_quotas import LeasedQuotas
 from gateway.core.admission.quarantine import Quarantine
+from gateway.core.admission.shared_quotas import SharedQuotas
+from gateway.core.admission.token_forecast import TokenForecast
+from gateway.core.agreement.agreement_watch import AgreementTurn, AgreementWatch, AnswerSource
+from gateway.core.agreement.shadow_budget import ShadowBudget
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.found_targets import FoundTargets
+from gateway.core.fleet.link_events import LinkEvent
 from gateway.core.fleet.name_claims import NameClaims
 from gateway.core.fleet.scaling import ReplicaScaler
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.history.recorder import FlightRecorder
+from gateway.core.peers.peers import PeerReport, Peers
+from gateway.core.peers.siblings import Siblings
+from gateway.core.response_cache.response_cache import ResponseCache
 from gateway.default_versions import DefaultVersions
+from gateway.delivery.artifacts.store import ArtifactStore
+from gateway.delivery.rollouts.conductor_lease import ConductorLease
 from gateway.delivery.service import DeliveryService
 from gateway.delivery.trials import Trials
+from gateway.discovery.discovery import Discovery
 from gateway.drain import CLOSE_GRACE_S, GatewayDrain
+from gateway.fleet_sync.peer_exchange import PeerExchange, needs_of_others
 from gateway.fleet_sync.registry import FleetRegister
 from gateway.fleet_sync.sync import FleetSync
 from gateway.host import GatewayHost
@@ -43,29 +59,59 @@ from gateway.identity.guard import GatewayGuard
 from gateway.ingest.service import IngestService
 from gateway.layers.admit import admit
 from gateway.layers.authenticate import authenticate
+from gateway.layers.cached import cached
 from gateway.layers.expire import expire
+from gateway.layers.fallback_model import fallback_model
+from gateway.layers.from_gateway import from_gateway
 from gateway.layers.observe import observe
 from gateway.layers.quarantine import QuarantineListener, quarantine
-from gateway.layers.stack import Service, stack
+from gateway.layers.shadow import shadow
+from gateway.layers.stack import Layer, Service, stack
+from gateway.layers.unloaded import unloaded
 from gateway.layers.versions import versions
 from gateway.link_port import advertised_dial_address, dial_in_server_of, link_port
-from gateway.observe.conditions import OtherCondition, loop_conditions, name_conditions
+from gateway.model_control import CatalogLoader, GatewayControlAccess
+from gateway.observe.conditions import (
+    OtherCondition,
+    discovery_conditions,
+    loop_conditions,
+    name_conditions,
+    store_conditions,
+)
 from gateway.operate.admin_routes import admin_middlewares, operator_routes, require_right
+from gateway.operate.agreement_report import agreement_families, agreement_routes, drift_conditions
+from gateway.operate.cache_report import cache_families, cache_json
 from gateway.operate.console.history import ConsoleHistory
+from gateway.operate.model_routes import model_routes
 from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
-from gateway.placement_policy import admission_of, placement_of, policy_of
+from gateway.placement_policy import admission_of, crowd_draw_of, placement_of, policy_of
+from gateway.serving.disagreements import Disagreements
 from gateway.serving.dispatcher import Dispatcher
+from gateway.serving.known_answers import CacheTerms, KnownAnswers
+from gateway.serving.shadowing import Shadowing, ShadowTerms
+from gateway.site_port import site_port, site_service_of
+from gateway.store.quota_leaser import QuotaLeaser
+from gateway.store.shared_store import SharedStore
+from gateway.targets.accepted_link import AcceptedLink
 from gateway.targets.attestation_verifier import AttestationVerifier
 from gateway.targets.condition_log import HealthLog, log_condition, log_name_conflict
 from gateway.targets.directory import Directory
+from gateway.targets.openai.target import OpenAITarget
 from gateway.telemetry import Telemetry, run_soon
+from gateway.workers.keeper_side import KeeperSide
+from gateway.workers.process_part import ProcessPart, WorkerWord
+from gateway.workers.relayed_links import RelayedLinks
+from gateway.workers.worker_side import WorkerSide
 from tidegate import clock
+from tidegate.config import ConfigError
 from tidegate.fleet.topics import Topics
 from tidegate.generate.text.text_models import TextModels
 from tidegate.link.client import ROOM_BYTES
+from tidegate.link.service import LinkService
 from tidegate.models.generative import Generative
-from tidegate.models.repository import Repository
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.share_weights import ShareWeights
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
@@ -75,28 +121,40 @@ from tidegate.openai.routes import openai_routes
 from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import ModelNotFound
 from tidegate.runtime import events
+from tidegate.runtime.logs import configure_logging
 from tidegate.runtime.process import StartError
 from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.tls import Dialler, PlainDialler, Tls, check_encrypted, tls_of
 from tidegate.servers.address import is_loopback, port_of
 from tidegate.servers.grpc_server import open_grpc_server
+from tidegate.servers.handed_sockets import HandedSockets, connections_on, stop_listening
 from tidegate.servers.http_drain import HttpDrain
 from tidegate.servers.http_server import Entrance, connection_table, open_http_server
 from tidegate.servers.limits import PortGroup, limits_by_port, raise_file_limit
 from tidegate.servers.operator_token import OperatorToken
 from tidegate.servers.role_guard import ServerSecurity
-from tidegate.types import InferRequest, TargetId
+from tidegate.serving.repository_control import RepositoryControl
+from tidegate.types import Call, InferRequest, TargetId
 
 log = structlog.get_logger(__name__)
 
 STATIC_TARGETS_WITHIN_S = 5.0
+LEAVES_WITHIN_S = 25.0  # connections of a worker with a successor have so long to end, each with an answer
+LOOKS_EVERY_S = 0.1
+TARGETS_WITHIN_S = 5.0  # a worker that starts beside others waits so long for its links before it has callers
+TARGETS_COME_S = 1.0  # devices that MQTT shows are known within this after one another
 
 
 class Gateway:
     """One gateway. `async with` starts and stops it; `addresses` says where it answers."""
 
-    def __init__(self, config: GatewayConfig, *, draw: Callable[[], float] = random.random) -> None:
-        self.config = config
+    def __init__(
+        self, config: GatewayConfig, *, draw: Callable[[], float] = random.random, part: ProcessPart | None = None
+    ) -> None:
+        """Args: part: which process of a gateway with several this is (`gateway/workers`); None: it has one."""
+        self._part = part
+        self._relayed = _relayed_of(config, part)
+        self.config = config = config if part is None else part.config_of(config)
         self._draw = draw
         self.addresses: dict[str, str] = {}
         self.tls = tls_of(config.tls, lambda: CertificateIdentity("gateway", config.name))
@@ -105,7 +163,8 @@ class Gateway:
         self.repository = Repository(config.model_repository or Path())  # without one it is never asked for a folder
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
         self.tokenizers = Tokenizers(self.repository)
-        self.texts = TextModels(self.repository)
+        shipped = ArtifactStore(config.artifacts.folder).path if config.artifacts is not None else None
+        self.texts = TextModels(self.repository, shipped)
         scaling = ReplicaScaler(config.scaling.spec)
         self.fleet = Fleet(self.catalog.feature_of, draw=draw, scaling=scaling)
         self.defaults = DefaultVersions(self.catalog, self.fleet)
@@ -113,11 +172,16 @@ class Gateway:
         self.claims = NameClaims()  # of devices' names, over MQTT as on streams that they dial
         self.register = FleetRegister(Topics(config.fleet), draw=draw, claims=self.claims) if config.mqtt else None
         self.broker_rights = BrokerRights(config.fleet, config.name)
+        self.peers = Peers(config.name, config.gateways)
+        self._siblings = Siblings() if part is None else part.siblings
+        self.store = SharedStore(config.store, config.fleet, draw) if config.store else None
         self.dialled_in = dial_in_server_of(config, self.tls, self._knows, self.claims)
+        static, sources = [one.spec for one in config.targets], [one.label for one in config.discovery]
+        self.found = FoundTargets(static, sources, drain_s=config.drain_s)
         self.directory = Directory(
             self.fleet,
             self.catalog,
-            [target.spec for target in config.targets],
+            self.found,
             gateway_name=config.name,
             edge_transport=config.edge_transport,
             max_message_bytes=config.max_body_bytes + ROOM_BYTES,
@@ -125,8 +189,17 @@ class Gateway:
             dialler_of=self._dialler_of,
             networks=config.networks,
             verifier=self.verifier,
-            dialled_in=self.dialled_in,
+            dialled_in=self.dialled_in or self._relayed,
+            make_openai=self._openai_target,
             register=self.register,
+        )
+        self.discovery = Discovery(
+            config.discovery,
+            self.found,
+            self.directory.found_changed,
+            draw,
+            has_tls=config.tls is not None,
+            networks=config.networks,
         )
         self.admission = admission_of(config, self.fleet, draw)
         self._shares = ShareWeights(config.shares)
@@ -134,7 +207,7 @@ class Gateway:
         held = Quarantine()
         self.dispatcher = self._new_dispatcher(held, strained)
         generates = lambda request: self._generative_of(request) is not None  # noqa: E731
-        self.watch = ConsoleHistory(self.fleet, lambda: self.admission.in_flight, generates) if config.console else None
+        self.watch = ConsoleHistory(self.fleet, self._all_in_flight, generates) if config.console else None
         self.telemetry = Telemetry(
             config,
             self.dispatcher,
@@ -144,24 +217,42 @@ class Gateway:
             scaling,
             console=self.watch,
             others=self._other_conditions,
+            needs=partial(needs_of_others, self.peers, self._siblings),
         )
         self.metrics = self.telemetry.metrics
         self.trials = Trials(config.trials_file, self.defaults, draw, strained, self.dispatcher.infer)
         self.metrics.add(lambda: trial_families(self.trials))
-        behind, infer = self._line(held)
+        self._loader = CatalogLoader(config.model_repository or Path(), self.catalog, self._model_came)
+        self.shadowing = self._new_shadowing(strained)
+        if (shadowing := self.shadowing) is not None:
+            self.metrics.add(lambda: agreement_families(shadowing))
+        self.known_answers = self._new_known_answers()
+        if (known := self.known_answers) is not None:
+            self.metrics.add(lambda: cache_families(known))
+        behind, infer, relayed = self._line(held)
         self.ingest_service = (
-            IngestService(config.ingest, config.name, behind, self.defaults.manifest) if config.ingest else None
+            IngestService(config.ingest, config.name, behind, self.defaults.manifest, self.store)
+            if config.ingest
+            else None
         )
-        self.host = GatewayHost(config.name, self.defaults, self.fleet, self.metrics, infer)
+        self.host = GatewayHost(config.name, self.defaults, self.fleet, self.metrics, infer, self._loader.unloaded)
+        self.upstreams: LinkService | None = None  # the streams of gateways that have this one as a site
+        if config.site_port is not None:
+            relaying = GatewayHost(config.name, self.defaults, self.fleet, self.metrics, relayed, self._loader.unloaded)
+            self.upstreams = site_service_of(config, relaying, self.fleet, lambda: self.admission.in_flight)
         self.audit = Audit()
         self.operator_token = OperatorToken()  # for changes over the admin port, where `auth` does not guard it
         self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
         self._entry = DrainingGuard(self.guard or OpenGuard(self.host), self.host.server_name)
+        self._control = self._model_control()
         self._held = BodyMemory(config.limits.max_held_bytes)
         self._oip_over_grpc = self._oip_service()
         self._limits = limits_by_port(config.limits.door, _port_groups(config))
         self._operators = connection_table(self._limits["operators"])  # of the ports for metrics, operators and models
         self._http_drains = HttpDrain(), HttpDrain()  # of the inference port, and of the operators'
+        self._keeper = self._keeper_side() if part is not None and part.is_keeper else None
+        self._worker = self._worker_side(part) if part is not None and not part.is_keeper else None
+        self._handed_over = False
         self._shipping: DeliveryService | None = None  # once there is a broker to reach devices by
         self._stack = AsyncExitStack()
         self._connect_observers()
@@ -177,6 +268,21 @@ class Gateway:
         # The directory reads the server's streams, and the server reports each of them to the directory.
         if self.dialled_in is not None:
             self.dialled_in.on_in, self.dialled_in.on_left = self.directory.dialled, self.directory.hung_up
+        if self._relayed is not None:
+            self._relayed.on_in, self._relayed.on_left = self.directory.dialled, self.directory.hung_up
+        if self._keeper is not None:
+            self._connect_keeper(self._keeper)
+        # Of a device whose answers drift, those that are kept are forgotten.
+        if self.shadowing is not None and (known := self.known_answers) is not None:
+
+            def turned(turn: AgreementTurn) -> None:
+                if turn.turn != "returned":
+                    known.distrust(*turn.source)
+
+            self.shadowing.on_turn = turned
+        # The keeper's console shows what the workers' count.
+        if self._worker is not None and self.watch is not None:
+            self.watch.on_counts = self._worker.counted
         # A scrape has the recorder pack its records first, and the metrics count each record that is packed.
         recorder, telemetry = self.dispatcher.recorder, self.telemetry
         recorder.taps.append(telemetry.metrics.landed)
@@ -185,6 +291,56 @@ class Gateway:
         # The exposition merges what other processes share, and its own families are shared with them.
         if telemetry.sharing is not None:
             telemetry.sharing.own = telemetry.exposition.own
+
+    def _connect_keeper(self, keeper: KeeperSide) -> None:
+        """What workers must know is told to them when it changes, and their counts are read with the keeper's."""
+        self.trials.on_change = keeper.tell
+        self.metrics.add(keeper.overview.families)
+        if self.dialled_in is not None:
+            came, went = self.directory.dialled, self.directory.hung_up
+
+            def dialled(link: AcceptedLink) -> None:
+                came(link)
+                keeper.tell()
+
+            def hung_up(link: AcceptedLink) -> None:
+                went(link)
+                keeper.left(link)
+
+            self.dialled_in.on_in, self.dialled_in.on_left = dialled, hung_up
+
+    def _keeper_side(self) -> KeeperSide:
+        assert self._part is not None
+        return KeeperSide(
+            self._part,
+            self.trials,
+            self.watch,
+            self.dialled_in.links if self.dialled_in is not None else None,
+            self.defaults.manifest,
+            max_message_bytes=self.config.max_body_bytes + ROOM_BYTES,
+        )
+
+    def _worker_side(self, part: ProcessPart) -> WorkerSide:
+        return WorkerSide(part, self.trials, self._relayed, lambda: self._worker_word(part))
+
+    def _worker_word(self, part: ProcessPart) -> WorkerWord:
+        """What operators see of this worker at the keeper's ports."""
+        admission, targets = self.admission, self.fleet.targets.values()
+        return WorkerWord(
+            admin=str(part.admin_path),
+            in_flight=admission.in_flight,
+            limit=float(admission.limit.limit),
+            overloaded=admission.overload.on,
+            shed=sum(admission.refused.values()),
+            connections=self._http_drains[0].connections,
+            answered=self.metrics.requests.total,
+            by_target={one.id: one.queue_estimate.in_flight for one in targets if one.queue_estimate.in_flight},
+        )
+
+    def _all_in_flight(self) -> int:
+        """The requests in flight here and, for a keeper, at its workers."""
+        elsewhere = self._keeper.overview.in_flight if self._keeper is not None else 0
+        return self.admission.in_flight + elsewhere
 
     def _new_dispatcher(self, held: Quarantine, strained: Callable[[], bool]) -> Dispatcher:
         config, draw = self.config, self._draw
@@ -201,24 +357,117 @@ class Gateway:
             weight_of=self.admission.weight_of,
             shares=self._shares,
             listener=QuarantineListener(held, clock.now),
+            homes=_homes_of(config),
         )
 
-    def _line(self, held: Quarantine) -> tuple[Service, Service]:
-        """The services for deferred and for live requests, each with its layers, outermost first."""
+    def _new_shadowing(self, strained: Callable[[], bool]) -> Shadowing | None:
+        """What compares devices' answers with the pool's; None where that is off."""
+        section = self.config.agreement
+        if section is None:
+            return None
+        return Shadowing(
+            ShadowTerms(section.share, section.tolerance, self._forbids_shadows),
+            AgreementWatch(section.every_s),
+            ShadowBudget(section.pool_share),
+            Disagreements(section.remember, section.inputs_folder, section.inputs_bytes),
+            placer=self.dispatcher.placer,
+            targets=self.directory.targets,
+            manifest_of=self.defaults.manifest,
+            ask_builder=self.dispatcher.ask_builder,
+            draw=self._draw,
+            strained=strained,
+        )
+
+    def _new_known_answers(self) -> KnownAnswers | None:
+        """What answers requests from memory; None where no cache is configured."""
+        section = self.config.cache
+        if section is None:
+            return None
+        for manifest in self.catalog.manifests:
+            if manifest.name in section.models and not manifest.cacheable:
+                log.warning(
+                    "answers are not kept, since the manifest says cacheable: false",
+                    model=manifest.name,
+                    version=manifest.version,
+                )
+        watch = None if self.shadowing is None else self.shadowing.watch
+        return KnownAnswers(
+            ResponseCache(section.max_bytes, section.limits),
+            CacheTerms(section.max_input_bytes, section.share_tenants),
+            self.defaults,
+            self.dispatcher.recorder,
+            demanded=self.trials.demanded,
+            on_trial=self.trials.watches,
+            is_drifting=lambda *source: watch is not None and AnswerSource(*source) in watch.drifting,
+        )
+
+    def _forbids_shadows(self, tenant: str) -> bool:
+        tenants = self.config.tenants
+        section = tenants.get(tenant) or tenants.get("default")
+        return section is not None and not section.shadow
+
+    def _line(self, held: Quarantine) -> tuple[Service, Service, Service]:
+        """The services for deferred requests, for callers' and for other gateways', with layers, outermost first."""
+        shadows = [] if self.shadowing is None else [shadow(self.shadowing)]
+        known = [] if self.known_answers is None else [cached(self.known_answers)]
         behind = stack(  # a deferred request has no caller: no layer counts live traffic or authenticates
+            *self._unloaded(),  # first: it is not served here, whoever calls
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
             quarantine(held, clock.now),  # before admit: a call that is refused here takes no place
+            *known,  # before admit: a known answer takes no place; after authenticate: it is its tenant's
             admit(self.admission, clock.now, self._share_of),  # after expire: nothing late takes a place
+            *self._fallback_models(),  # inside of admit: one place for both; outside of versions: it has its own
             versions(self.defaults, clock.now, self._draw, self.trials),  # where there are two
+            *shadows,  # after versions: what is compared is the answer of one version
             inner=self.dispatcher.infer,  # drives gateway/core/request/machine.py: places, launches, hedges, falls back
         )
         called = stack(
             *self.telemetry.layers,  # traces: whatever is counted or logged further in can name its trace
             observe(clock.now, *self.telemetry.observers),  # outermost: sees every outcome, also of the layers below
-            authenticate(self.admission, clock.now, self._generative_of),  # the identity of the call, and its rights
+            authenticate(self.admission, clock.now, self._tokens_of),  # the identity of the call, and its rights
             inner=behind,
         )
-        return behind, called
+        relayed = stack(
+            *self.telemetry.layers,
+            observe(clock.now, *self.telemetry.observers),
+            from_gateway(self.config.name, clock.now),  # instead of authenticate, which was done where the caller asked
+            inner=behind,
+        )
+        return behind, called, relayed
+
+    def _fallback_models(self) -> list[Layer]:
+        named = any(one.fallback_model for one in self.catalog.manifests)
+        if not named and self.config.model_control == "none":  # else one may come while it runs
+            return []
+        return [fallback_model(self.defaults.manifest, clock.now, self.trials.demanded)]
+
+    def _unloaded(self) -> list[Layer]:
+        if self.config.model_control == "none":
+            return []
+        return [unloaded(self._loader.unloaded, self.config.name)]
+
+    def _model_control(self) -> RepositoryControl | None:
+        config = self.config
+        if config.model_control == "none":
+            return None
+        if config.model_repository is None:
+            raise StartError(f"key 'model_control': {config.model_control} needs a model_repository to load from")
+        return RepositoryControl(
+            self.host.server_name,
+            config.model_repository,
+            self._loader,
+            mode=config.model_control,
+            poll_s=config.repository_poll_s,
+        )
+
+    def _control_access(self) -> GatewayControlAccess | None:
+        if self._control is None:
+            return None
+        return GatewayControlAccess(self._control, self.guard, self.operator_token, self.audit)
+
+    async def _model_came(self, manifest: Manifest) -> None:
+        await self.tokenizers.load([manifest])
+        await self.texts.load([manifest])
 
     def _share_of(self, request: InferRequest) -> float:
         """The weight of the request's model."""
@@ -228,6 +477,13 @@ class Gateway:
         """What is said of the request's model, if it generates; None of one that is not known."""
         try:
             return self.defaults.manifest(request.model_name, request.model_version).generative
+        except ModelNotFound:
+            return None
+
+    def _tokens_of(self, call: Call) -> TokenForecast | None:
+        """The tokens of a call whose model generates; None of one that is not known."""
+        try:
+            return self.dispatcher.ask_builder.token_forecast(call)
         except ModelNotFound:
             return None
 
@@ -246,6 +502,17 @@ class Gateway:
         while not self.directory.settled and clock.now() < give_up_at:
             await clock.sleep(0.02)
 
+    async def _targets_found(self, within_s: float) -> None:
+        """Wait until each target that is known now was reached or found unreachable, and none has come for a while."""
+        pause_s = TARGETS_COME_S if self.config.mqtt or self.config.discovery else 0.0
+        give_up_at, since, known = clock.now() + within_s, clock.now(), 0
+        while clock.now() < give_up_at:
+            if len(self.fleet.targets) != known or not self.directory.settled:
+                since, known = clock.now(), len(self.fleet.targets)
+            elif clock.now() - since >= pause_s:
+                return
+            await clock.sleep(0.02)
+
     async def _start(self) -> None:
         await self._stack.enter_async_context(self.telemetry)
         self._stack.push_async_callback(self.dispatcher.close)
@@ -255,20 +522,49 @@ class Gateway:
         if self.verifier is not None:
             await self._stack.enter_async_context(self.verifier)
         await self._stack.enter_async_context(self.directory)
+        await self._stack.enter_async_context(self.discovery)
         await self._stack.enter_async_context(self.trials)
+        if self.shadowing is not None:  # after the directory: its targets are asked
+            await self._stack.enter_async_context(self.shadowing)
+        for side in (self._keeper, self._worker):
+            if side is not None:
+                await self._stack.enter_async_context(side)
         await self._open_link_port()
+        if self.upstreams is not None:
+            port = site_port(self.upstreams, self.config, self.tls, self._limits["link"])
+            self.addresses["site"] = await self._stack.enter_async_context(port)
+        if self.store is not None:
+            await self._stack.enter_async_context(self.store)
         if self.config.mqtt:
             await self._follow_fleet(self.config.mqtt)
+        elif self.config.gateways > 1 or self._part is not None or self.store is not None:
+            await self._share_with_peers(lambda _report: False)
         await self.tokenizers.load(self.catalog.manifests)  # before the servers: no caller waits for it
         self._stack.push_async_callback(self.texts.aclose)
         await self.texts.load(self.catalog.manifests)
         await self.texts.start_rendering()
+        if self._control is not None:
+            await self._stack.enter_async_context(self._control)
         if self.watch is not None:
             await self._stack.enter_async_context(self.watch)
-        server = await self._open_grpc_server()
+        if self._worker is not None:
+            await self._targets_found(TARGETS_WITHIN_S)  # another worker has the callers until then
+        server = await self._open_grpc_server() if self._keeper is None else None
         await self._open_http_servers()
-        drain = GatewayDrain(self.host, self._entry, self._oip_over_grpc, server, self._http_drains)
-        self._stack.push_async_callback(drain.run, self.config.drain_s)
+        drain = GatewayDrain(self.host, self._entry, self._oip_over_grpc, server, self._http_drains, self.upstreams)
+        self._stack.push_async_callback(drain.run, self.config.drain_s, refuses=lambda: not self._handed_over)
+
+    async def hand_over(self, within_s: float) -> None:
+        """Leave new connections to a successor, and wait that the open ones end, each with its next answer."""
+        assert self._part is not None, "a gateway of one process has no successor"
+        self._handed_over = True
+        grpc_port, http = self._part.part.grpc_port, self._http_drains[0]
+        self._part.handed.close()
+        stop_listening(grpc_port)  # gRPC cannot be told: its server accepts for as long as it answers
+        http.begin()
+        give_up_at = clock.now() + within_s
+        while (http.connections or connections_on(grpc_port)) and clock.now() < give_up_at:
+            await clock.sleep(LOOKS_EVERY_S)
 
     async def _follow_fleet(self, url: str) -> None:
         tls = self.tls.client_context if self.tls else None
@@ -286,12 +582,51 @@ class Gateway:
             links=links,
             ingest=ingest,
             rights=self.broker_rights,
+            peers=self.peers,
+            pools=self.discovery.announced,
+            listens_as=f"{self._part.name}-{self._part.part.generation}" if self._worker and self._part else "",
         )
         if ingest is not None:  # the second phase again: messages come in by the sync, and receipts leave by it
             ingest.send = sync.send_receipt
         await self._stack.enter_async_context(sync)
+        await self._share_with_peers(sync.publish_report if self._worker is None else lambda _report: False)
         if self.config.artifacts is not None:
             await self._ship(self.config.artifacts, sync)
+
+    async def _share_with_peers(self, publish: Callable[[PeerReport], bool]) -> None:
+        placer, tenants = self.dispatcher.placer, self.admission.tenants
+        shared, leaser = SharedQuotas(tenants), None
+        if self.store is not None and self.config.store is not None:
+            lease_s = self.config.store.lease_ms / 1e3
+            leaser = QuotaLeaser(
+                self.store,
+                self.config.name if self._part is None else f"{self.config.name}/{self._part.name}",
+                self.peers,
+                LeasedQuotas(tenants, shared, lease_s),
+                placer.cloud_budget,
+                lease_s=lease_s,
+                draw=self._draw,
+            )
+
+        def counted(gateways: int) -> None:
+            if self.config.policy == "value":
+                placer.share_targets(crowd_draw_of(self.config, self._draw, gateways))
+
+        exchange = PeerExchange(
+            self.peers,
+            publish,
+            counted,
+            quotas=shared,
+            scaling=self.telemetry.scaling.scaling,
+            cloud=placer.cloud_budget,
+            siblings=self._siblings,
+            tell_siblings=self._part.tell_report if self._part is not None else lambda _report: None,
+            leases=leaser is not None,
+            spends=(lambda: leaser.spends) if leaser is not None else lambda: None,
+        )
+        await self._stack.enter_async_context(exchange)
+        if leaser is not None:
+            await self._stack.enter_async_context(leaser)
 
     async def _ship(self, section: ArtifactsConfig, channel: FleetSync) -> None:
         self._shipping = DeliveryService(
@@ -305,6 +640,7 @@ class Gateway:
             tls=self.tls,
             limits=self._limits["operators"],
             connections=self._operators,
+            lease=ConductorLease(self.store, self.config.name) if self.store is not None else None,
         )
         await self._stack.enter_async_context(self._shipping)
         if self._shipping.address:
@@ -330,11 +666,12 @@ class Gateway:
             open_grpc_server(
                 self.add_services,
                 config.host,
-                config.grpc_port,
+                config.grpc_port if self._part is None else self._part.part.grpc_port,
                 max_message_bytes=config.max_body_bytes + ROOM_BYTES,
                 grace_s=CLOSE_GRACE_S,
                 secured=self._secured,
                 limits=self._limits["grpc"],
+                shares_port=self._part is not None,
             )
         )
         await opened.server.start()
@@ -351,48 +688,78 @@ class Gateway:
             max_message_bytes=self.config.max_body_bytes + ROOM_BYTES,
             on_refused=self.metrics.refused,
             guard=self._entry,
+            control=self._control_access(),
             limits=self.config.limits.content,
             held=self._held,
             texts=self.texts,
         )
 
     async def _open_http_servers(self) -> None:
-        config, oip = self.config, self._oip_routes()
+        if self._keeper is None:
+            await self._open_inference_port()
+        if self._worker is None:
+            await self._open_metrics_port()
+        await self._open_admin_port()
+
+    async def _open_inference_port(self) -> None:
+        config, oip, part = self.config, self._oip_routes(), self._part
         await self._open_http_server(
             "http",
             config.host,
-            config.http_port,
+            config.http_port if part is None else part.part.http_port,
             self.inference_routes(oip),
             middlewares=[error_middleware],
             ahead=oip.ahead_of,
             drain=self._http_drains[0],
+            handed=None if part is None else part.handed,
         )
+        if part is not None:
+            await part.handed.accept(part.part.number - 1)
+
+    async def _open_metrics_port(self) -> None:
+        config = self.config
         rights = require_right(self.guard, self.audit, "metrics") if config.metrics_credentials else []
         host, port = config.metrics_host or config.host, config.metrics_port
         await self._open_http_server("metrics", host, port, self.telemetry.routes(), middlewares=rights)
+
+    async def _open_admin_port(self) -> None:
+        config, overview = self.config, self._keeper.overview if self._keeper is not None else None
+        routes = [
+            *operator_routes(
+                name=config.name,
+                fleet=self.fleet,
+                catalog=self.catalog,
+                dispatcher=self.dispatcher,
+                directory=self.directory,
+                broker_rights=self.broker_rights,
+                admission=self.admission,
+                watch=self.watch,
+                policy=config.policy,
+                rollouts=lambda: self._shipping.rollouts.all.values() if self._shipping else (),
+                trials=self.trials,
+                others=self._other_conditions,
+                peers=self.peers,
+                processes=overview,
+                admitted=overview.admission if overview is not None else None,
+                cached=lambda: cache_json(self.known_answers if overview is None else None),  # a keeper has no callers
+            ),
+            *(self._shipping.admin_routes() if self._shipping is not None else ()),
+            *(self.ingest_service.routes() if self.ingest_service is not None and config.mqtt else ()),
+            *trial_routes(self.trials),
+            *agreement_routes(self.shadowing),
+            *(model_routes(self.host, self._control) if self._control is not None else ()),
+            *(overview.routes() if overview is not None else ()),
+        ]
+        if self._worker is not None and self._part is not None:
+            # For the keeper's questions: none but this account can enter the folder.
+            await self._open_http_server("admin", "localhost", 0, routes, path=self._part.admin_path)
+            del self.addresses["admin"]
+            return
         await self._open_http_server(
             "admin",
             config.admin_host,
             config.admin_port,
-            [
-                *operator_routes(
-                    name=config.name,
-                    fleet=self.fleet,
-                    catalog=self.catalog,
-                    dispatcher=self.dispatcher,
-                    directory=self.directory,
-                    broker_rights=self.broker_rights,
-                    admission=self.admission,
-                    watch=self.watch,
-                    policy=config.policy,
-                    rollouts=lambda: self._shipping.rollouts.all.values() if self._shipping else (),
-                    trials=self.trials,
-                    others=self._other_conditions,
-                ),
-                *(self._shipping.admin_routes() if self._shipping is not None else ()),
-                *(self.ingest_service.routes() if self.ingest_service is not None and config.mqtt else ()),
-                *trial_routes(self.trials),
-            ],
+            routes,
             middlewares=admin_middlewares(config, self.guard, self.audit, self.operator_token),
             drain=self._http_drains[1],
         )
@@ -401,7 +768,15 @@ class Gateway:
 
     def _other_conditions(self, now: float) -> list[OtherCondition]:
         cost = self.telemetry.loop_lag.cost
-        return [*name_conditions(self.claims, now), *loop_conditions(self.config.name, cost)]
+        of_this = loop_conditions(self.config.name, cost)
+        drifts = drift_conditions(self.shadowing.watch) if self.shadowing is not None else []
+        return [
+            *name_conditions(self.claims, now),
+            *discovery_conditions(self.found),
+            *store_conditions(self.store),
+            *drifts,
+            *of_this,
+        ]
 
     async def _publish_operator_token(self) -> None:
         port, token = port_of(self.addresses["admin"]), self.operator_token
@@ -424,6 +799,7 @@ class Gateway:
             max_body_bytes=self.config.max_body_bytes,
             on_refused=self.metrics.refused,
             guard=self._entry,
+            control=self._control_access(),
             limits=self.config.limits.content,
             body_limits=self.config.limits.body,
             held=self._held,
@@ -456,6 +832,8 @@ class Gateway:
         middlewares: Iterable[Middleware] = (),
         ahead: Callable[[Entrance], Entrance] | None = None,
         drain: HttpDrain | None = None,
+        handed: HandedSockets | None = None,
+        path: Path | None = None,
     ) -> None:
         server = open_http_server(
             routes,
@@ -471,6 +849,8 @@ class Gateway:
             drain=drain,
             connections=None if name == "http" else self._operators,
             allowed_origins=() if name == "admin" else self.config.allowed_origins,
+            handed=handed,
+            path=path,
         )
         self.addresses[name] = await self._stack.enter_async_context(server)
 
@@ -478,7 +858,21 @@ class Gateway:
         """Over TLS a target of our own must prove its id; a foreign one, the host at which it is called."""
         if self.tls is None or not spec.encrypted:
             return PlainDialler()
+        if spec.tier == "site":
+            return self.tls.dialler(CertificateIdentity("gateway", TargetId.parse(spec.id).name))
         return self.tls.dialler(None if spec.foreign else CertificateIdentity.parse(spec.id))
+
+    def _openai_target(self, spec: TargetSpec, on_event: Callable[[LinkEvent], None]) -> OpenAITarget:
+        section = next(one.openai for one in self.config.targets if one.spec.id == spec.id)
+        assert section is not None
+        return OpenAITarget(
+            spec.id,
+            spec.address,
+            section,
+            on_event=on_event,
+            manifest_of=self.catalog.own,
+            text_of=self.texts.of,
+        )
 
     def _default_budget_s(self, request: InferRequest) -> float:
         return self.defaults.manifest(request.model_name, request.model_version).default_budget_s
@@ -491,7 +885,29 @@ class Gateway:
 
 
 def _port_groups(config: GatewayConfig) -> tuple[PortGroup, ...]:
-    return ("http", "grpc", "operators") if config.link_port is None else ("http", "grpc", "operators", "link")
+    has_links = config.link_port is not None or config.site_port is not None
+    return ("http", "grpc", "operators", "link") if has_links else ("http", "grpc", "operators")
+
+
+def _relayed_of(config: GatewayConfig, part: ProcessPart | None) -> RelayedLinks | None:
+    """A worker's way to devices that dial the keeper."""
+    if part is None or part.is_keeper or config.link_port is None:
+        return None
+    most = config.max_body_bytes + ROOM_BYTES
+    return RelayedLinks(part.dial_in_path, gateway_name=config.name, max_message_bytes=most)
+
+
+def _homes_of(config: GatewayConfig) -> SequenceHomes | None:
+    path = config.sequence_home_key
+    if path is None:
+        return None
+    try:
+        lines = [line.strip() for line in path.read_bytes().splitlines()]
+        return SequenceHomes([line for line in lines if line])
+    except OSError as error:
+        raise StartError(f"cannot read {path} (key 'sequence_home_key'): {error.strerror or error}") from error
+    except ValueError as error:
+        raise StartError(f"{path} (key 'sequence_home_key'): {error}") from error
 
 
 def _verifier_of(config: GatewayConfig, tls: Tls | None, draw: Callable[[], float]) -> AttestationVerifier | None:
@@ -519,6 +935,25 @@ async def serve(config: GatewayConfig) -> None:
             await asyncio.Event().wait()
         finally:
             log.info("stopping")
+
+
+async def serve_part(config: GatewayConfig, parent_fd: int) -> None:
+    """Run one process of a gateway with several, until it is cancelled or a successor serves in its place."""
+    raise_file_limit()
+    part = await ProcessPart.received(parent_fd)
+    configure_logging(f"gateway/{config.name} {part.name}", level=config.log_level, form=config.log_format)
+    async with part:
+        try:
+            async with Gateway(config, part=part) as gateway:
+                await gateway.static_targets_tried(STATIC_TARGETS_WITHIN_S)
+                _settle_garbage_collector()
+                part.serving(gateway.addresses, sorted({manifest.name for manifest in gateway.catalog.manifests}))
+                await part.leaving.wait()
+                if not part.is_keeper:
+                    await gateway.hand_over(LEAVES_WITHIN_S)
+        except (ConfigError, RepositoryError, StartError) as error:
+            await part.cannot_start(str(error))
+            raise
 
 
 def _settle_garbage_collector() -> None:

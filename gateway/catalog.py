@@ -46,6 +46,12 @@ class Catalog:
         self._foreign |= {(one.name, one.version): one for one in manifests}
         self._index()
 
+    def adopt(self, name: str, manifests: Iterable[Manifest]) -> None:
+        """Take these as the versions of one model in the repository, instead of those before."""
+        others = {of: one for of, one in self._own.items() if of[0] != name}
+        self._own = others | {(one.name, one.version): one for one in manifests}
+        self._index()
+
     @property
     def manifests(self) -> tuple[Manifest, ...]:
         return self._sorted
@@ -56,6 +62,11 @@ class Catalog:
         if found is None:
             raise ModelNotFound(self._not_found(name, version))
         return found
+
+    def own(self, name: str) -> Manifest | None:
+        """The highest version in the repository; None of a model that it lacks."""
+        versions = [version for own, version in self._own if own == name]
+        return self._own[name, max(versions, key=version_key)] if versions else None
 
     def feature_of(self, name: str, version: str) -> Feature:
         found = self._by_key.get((name, version))

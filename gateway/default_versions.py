@@ -118,7 +118,7 @@ def count_targets(fleet: Fleet, model: str, version: str, now: float) -> Version
     """How many targets serve this version and may be asked."""
     edges = soaking = pools = 0
     for target in fleet.targets.values():
-        if not (target.up and target.accepting and target.allows(now)):
+        if not (target.up and target.takes_work and target.allows(now)):
             continue
         for offer in target.offers:
             if (offer.name, offer.version) == (model, version) and offer.state in SERVING:

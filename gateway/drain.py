@@ -7,6 +7,7 @@
 - **gRPC.** The port closes to new connections, and each connection gets a GOAWAY: its client opens another one, for
   which a balancer finds another gateway. A stream of inference ends once what it has read is answered, a health watch
   at once.
+- **Upstream gateways.** Each stream gets a goodbye at once, and ends when its requests are answered.
 - **Operators.** The admin port goes on meanwhile. Uploads and questions to it are waited for, its streams are not.
 
 What is under way after `drain_s` is cut. Links to targets, the fleet's messages and the port that devices dial close
@@ -16,7 +17,7 @@ after all of this: answers come over them. Without requests under way the drain 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import grpc
@@ -24,6 +25,7 @@ import structlog
 
 from gateway.host import GatewayHost
 from tidegate import clock
+from tidegate.link.service import LinkService
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.guard import DrainingGuard
 from tidegate.servers.http_drain import POLL_S, HttpDrain
@@ -40,46 +42,61 @@ class GatewayDrain:
         host: GatewayHost,
         entry: DrainingGuard,
         service: OipService,
-        server: grpc.aio.Server,
+        server: grpc.aio.Server | None,
         http: Sequence[HttpDrain],
+        sites: LinkService | None = None,
     ) -> None:
         """Args:
         entry: the guard of every inference route.
-        service: the methods on `server`.
+        service: the methods on `server`; None: this process has no port for callers.
         http: the inference port's, then the operators'.
+        sites: the streams of upstream gateways.
         """
         self._host = host
         self._entry = entry
         self._service = service
         self._server = server
         self._http = http
+        self._sites = sites
 
     @property
     def under_way(self) -> int:
         """The number of requests and streams that are waited for."""
-        return self._service.under_way + sum(one.under_way for one in self._http)
+        upstream = 0 if self._sites is None else self._sites.under_way
+        return self._service.under_way + sum(one.under_way for one in self._http) + upstream
 
-    async def run(self, drain_s: float) -> None:
-        """Refuse what is new; return when what is under way has ended, or after `drain_s`."""
+    async def run(self, drain_s: float, *, refuses: Callable[[], bool] = lambda: True) -> None:
+        """Refuse what is new; return when what is under way has ended, or after `drain_s`.
+
+        Args:
+            refuses: False where another process takes what is new, so that what comes here all the same is answered.
+        """
         self._host.drain()
-        self._entry.drain()
+        if refuses():
+            self._entry.drain()
         self._service.drain()
         for one in self._http:
             one.begin()
         if waited := self.under_way:
             log.info("draining", under_way=waited, at_most_s=drain_s)
         # Closes the port and sends each connection a GOAWAY at once; then it waits as long as any call is under way.
-        stopping = asyncio.create_task(self._server.stop(drain_s), name="grpc-goaway")
+        stopping = asyncio.create_task(self._stop_grpc(drain_s), name="grpc-goaway")
         try:
             async with asyncio.timeout(drain_s):
                 await self._done()
         except TimeoutError:
             log.warning("requests under way are cut: `drain_s` is over", under_way=self.under_way, after_s=drain_s)
         finally:
-            await self._server.stop(CLOSE_GRACE_S)  # the shorter grace holds: for calls that are no inference
+            await self._stop_grpc(CLOSE_GRACE_S)  # the shorter grace holds: for calls that are no inference
             await stopping
 
+    async def _stop_grpc(self, grace_s: float) -> None:
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
     async def _done(self) -> None:
+        if self._sites is not None:
+            await self._sites.drain("the gateway is shutting down")
         for one in self._http:
             await one.done()
         while self._service.under_way:

@@ -7,6 +7,7 @@ as it is, and is logged once: a typo must neither let every caller in nor shut e
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Generic, TypeVar
@@ -31,15 +32,27 @@ class FollowedFile(Generic[Content]):
         read: what the file says; raises ConfigError where it cannot be said.
         on_change: called on the loop with what it says after each change; not at the start.
         what: the content in words, for the log: "the keys".
+        on_unusable: called on the loop with the reason, each time another one begins to keep the file from being read.
+            Once the file can be read again `on_change` is called, whether or not it says something else.
+        aside: whether `read` takes long enough for a thread of its own, except at the start.
     """
 
     def __init__(
-        self, path: Path, read: Callable[[Path], Content], on_change: Callable[[Content], object], *, what: str
+        self,
+        path: Path,
+        read: Callable[[Path], Content],
+        on_change: Callable[[Content], object],
+        *,
+        what: str,
+        on_unusable: Callable[[str], object] = lambda _: None,
+        aside: bool = False,
     ) -> None:
         self.path = path
         self._read = read
         self._on_change = on_change
         self._what = what
+        self._on_unusable = on_unusable
+        self._aside = aside
         self._stamp: Stamp | None = None
         self._complained = ""
         self._following = OwnedTask(self._follow, name=f"follow {path.name}")
@@ -56,22 +69,45 @@ class FollowedFile(Generic[Content]):
     def look(self) -> None:
         """Read the file again if it is another one than last time."""
         stamp = self._stamped()
-        if stamp == self._stamp:
+        if stamp == self._stamp and not self._complained:
             return
         try:
             content = self._read(self.path)
-        except ConfigError as error:
-            if str(error) != self._complained:
-                log.error(f"{self._what} stay as they were", why=str(error))
-            self._complained = str(error)
+        except Exception as error:
+            self._complain(error)
+        else:
+            self._take(content, stamp)
+
+    async def _look_aside(self) -> None:
+        stamp = self._stamped()
+        if stamp == self._stamp and not self._complained:
             return
+        try:
+            content = await asyncio.to_thread(self._read, self.path)
+        except Exception as error:
+            self._complain(error)
+        else:
+            self._take(content, stamp)
+
+    def _take(self, content: Content, stamp: Stamp | None) -> None:
         self._stamp, self._complained = stamp, ""
         self._on_change(content)
+
+    def _complain(self, error: Exception) -> None:
+        """Once for each reason. A defect of ours must not end the following for good either."""
+        why = str(error) if isinstance(error, ConfigError) else f"internal error: {type(error).__name__}"
+        if why != self._complained:
+            log.error(f"{self._what} stay as they were", why=why, exc_info=not isinstance(error, ConfigError))
+            self._on_unusable(why)
+        self._complained = why
 
     async def _follow(self) -> None:
         while True:
             await clock.sleep(POLL_S)
-            self.look()
+            if self._aside:
+                await self._look_aside()
+            else:
+                self.look()
 
     def _stamped(self) -> Stamp | None:
         try:

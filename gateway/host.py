@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Container, Sequence
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.default_versions import DefaultVersions
@@ -19,8 +19,16 @@ class GatewayHost:
     """A `ModelHost`."""
 
     def __init__(
-        self, name: str, defaults: DefaultVersions, fleet: Fleet, metrics: GatewayMetrics, infer: Service
+        self,
+        name: str,
+        defaults: DefaultVersions,
+        fleet: Fleet,
+        metrics: GatewayMetrics,
+        infer: Service,
+        unloaded: Container[str] = (),
     ) -> None:
+        """Args: unloaded: the models that no request is taken for now."""
+        self._unloaded = unloaded
         self._name = name
         self._defaults = defaults
         self._catalog = defaults.catalog
@@ -50,7 +58,7 @@ class GatewayHost:
 
     def model_ready(self, name: str, version: str = "") -> bool:
         """Whether a request could be placed now: of this version, or one that names none. No while it drains."""
-        if self._draining:
+        if self._draining or name in self._unloaded:
             return False
         now = clock.now()
         try:

@@ -16,11 +16,12 @@ from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.admission.tenants import TenantQuotas
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.cloud_budget import CloudBudget
+from gateway.core.placement.crowd import FROM_GATEWAYS
 from gateway.core.placement.fallback import FallbackPlacer
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.placement.probing import ProbePlacer
-from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.placement.utility import UtilityPlacer, UtilityWeights
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 
@@ -32,12 +33,14 @@ PlacementLayer = Callable[[Placement], Placement]
 def admission_of(config: GatewayConfig, fleet: Fleet, draw: Callable[[], float]) -> Admission:
     limit = AdaptiveLimit(
         config.max_in_flight,
-        targets=lambda: len(fleet.targets),
+        targets=lambda: fleet.queues,
         slots=lambda: fleet.slots,
         fixed=not config.adaptive_limit,
     )
     tenants = TenantQuotas({name: tenant.spec for name, tenant in config.tenants.items()})
-    return Admission(limit, tenants, draw=draw, shed=config.shed, on_change=_log_overload)
+    # Not every kind of source says a tier.
+    has_sites = any(getattr(one, "tier", "") == "site" for one in (*config.targets, *config.discovery))
+    return Admission(limit, tenants, draw=draw, shed=config.shed, has_sites=has_sites, on_change=_log_overload)
 
 
 def policy_of(
@@ -47,8 +50,15 @@ def policy_of(
     if config.policy == "cheapest":
         return Placer(fleet), DeadlineHedging()
     budget = None if config.cloud_budget is None else CloudBudget(config.cloud_budget)
-    placer = UtilityPlacer(fleet, cloud_budget=budget, tie_breaking_draw=draw if config.shares_targets else None)
-    return placer, ChanceHedging(placer, overloaded=overloaded)
+    placer = UtilityPlacer(fleet, UtilityWeights.weighing(config.cost_weight), cloud_budget=budget)
+    placer.share_targets(crowd_draw_of(config, draw, config.gateways))
+    return placer, ChanceHedging(placer, overloaded=overloaded, races=config.first_token_race)
+
+
+def crowd_draw_of(config: GatewayConfig, draw: Callable[[], float], gateways: int) -> Callable[[], float] | None:
+    """The chance that chooses which targets are looked at while there are so many gateways; None: all are."""
+    shares = gateways >= FROM_GATEWAYS if config.shares_targets is None else config.shares_targets
+    return draw if shares else None
 
 
 def placement_of(

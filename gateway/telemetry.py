@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Final, Self
@@ -23,6 +23,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.quarantine import Quarantine
 from gateway.core.fleet.scaling import ReplicaScaler
+from gateway.core.peers.demand_terms import DemandTerms
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.layers.observe import Observer
@@ -69,10 +70,12 @@ class Telemetry:
         scaling: ReplicaScaler,
         console: ConsoleHistory | None = None,
         others: Callable[[float], list[OtherCondition]] = lambda _now: [],
+        needs: Callable[[float], Sequence[DemandTerms | None]] = lambda _now: (),
     ) -> None:
         """Args:
         console: an observer beside the metrics, which keeps the links' timelines.
         others: the conditions at an instant that are of no target.
+        needs: what other gateways need of the pool at an instant.
         """
         placer, hedges = dispatcher.placer, dispatcher.hedges
         self.recorder = dispatcher.recorder
@@ -84,12 +87,13 @@ class Telemetry:
             most_targets=config.metrics_targets,
             suppressed_hedges=lambda: hedges.tokens.suppressed if isinstance(hedges, ChanceHedging) else 0,
             calibration_error=(lambda: placer.calibration.claimed.ece) if isinstance(placer, UtilityPlacer) else None,
+            token_calibration=placer.tokens if isinstance(placer, UtilityPlacer) else None,
             before_reading=self.recorder.pack,
             timeline_of=console.timelines.get if console is not None else lambda _target_id: None,
         )
         self.sharing = SharedMetrics(config.metrics_dir) if config.metrics_dir is not None else None
         self.exposition = Exposition(self.metrics.collect, self.sharing)
-        self.scaling = ScalingWatch(placer.fleet, admission, scaling)
+        self.scaling = ScalingWatch(placer.fleet, admission, scaling, needs)
         self.metrics.add(lambda: [condition_family(placer.fleet, others(clock.now()))])
         self.metrics.add(lambda: scaling_families(self.scaling.scaling))
         self.loop_lag = LoopLag()

@@ -133,6 +133,8 @@ def in_full(one: dict[str, Any], console: Console) -> None:
         console.print(f"the cloud's budget is short: it cost {one['prices']['scarcity']:g} times its plain price")
     for event in one["events"]:
         console.print(escape(_event(event)), highlight=False)
+    for resumed in one["end"].get("resumed", ()):
+        console.print(escape(_resumed(resumed)), highlight=False)
     console.print(f"{_milliseconds(one['elapsed_ms']):>9}  {_outcome(one)} {escape(_end(one))}", highlight=False)
     print_waterfall(one, console)
     if hindsight := one.get("hindsight"):
@@ -203,6 +205,14 @@ def _event(event: dict[str, Any]) -> str:
     return f"{when}  {attempt} {what}{f': {stages}' if stages else ''}{sure}"
 
 
+def _resumed(one: dict[str, Any]) -> str:
+    because = f", since {one['because']}" if one["because"] else ""
+    return (
+        f"gone on with after {one['at']} tokens: {one['from']} ({one['reason']}) to {one['to']}, "
+        f"{_milliseconds(one['gap_ms'])} without a token, {one['grade']}{because}"
+    )
+
+
 def _outcome(one: dict[str, Any]) -> str:
     return f"[{_COLOURS.get(one['outcome'], 'red')}]{one['outcome']}[/]"
 
@@ -223,8 +233,27 @@ def _tokens(one: dict[str, Any]) -> str:
     cached = f", {took['cached']} of them cached" if took["cached"] else ""
     return (
         f": {took['prompt']} tokens in{cached}, {_milliseconds(took['prefill_ms'])}; {took['completion']} out, "
-        f"{_milliseconds(took['decode_ms'])}; ended by {took['finish_reason']}"
+        f"{_milliseconds(took['decode_ms'])}; ended by {took['finish_reason']}{_budgets(one)}{_wasted(one)}"
     )
+
+
+def _wasted(one: dict[str, Any]) -> str:
+    """How many tokens a second target computed as well, or made for no one."""
+    wasted = one.get("wasted_tokens", 0)
+    return f"; {wasted} tokens wasted" if wasted else ""
+
+
+def _budgets(one: dict[str, Any]) -> str:
+    """When the first token and each further one came, beside their budgets where there were any."""
+    found = one.get("budgets")
+    if found is None or found["first_token_ms"] is None:
+        return ""
+    words = [
+        f"{name} {_milliseconds(found[came])}" + (f" of {_milliseconds(found[budget])}" if found[budget] else "")
+        for name, came, budget in (("first token", "first_token_ms", "first_ms"), ("each", "each_token_ms", "next_ms"))
+        if found[came] is not None
+    ]
+    return f"; {', '.join(words)}"
 
 
 def _milliseconds(value: float | None) -> str:

@@ -23,9 +23,16 @@ MOST_ROWS: Final = 40
 NAMED: Final = 4
 NARROW: Final = 100  # columns of a terminal
 MOST_REFUSED: Final = 10
+SILENT_PEER_S: Final = 5.0  # without a word of what is asked of it; some brokers let gateways not write to `peer/`
 _WORST_FIRST: Final = ("down", "suspect", "ready")
+LONGEST_REASON: Final = 40  # on one line of the table
 _COPIED: Final = ("target", "state", "address")  # people copy these, so they are not cut
 _COLOURS = {"ready": "green", "suspect": "yellow", "down": "red"}
+_GRADES: Final = {
+    "ids": "token ids (grade T)",
+    "prefill": "text that it can go on with (grade P)",
+    "text": "text only (grade X)",
+}
 _EXAMPLES = """
 \b
 Examples:
@@ -54,10 +61,20 @@ def status(as_json: bool, whole: bool, admin: str) -> None:
     console.print(targets_table(shown, narrow=console.width < NARROW))
     if rest := targets[len(shown) :]:
         console.print(f"and {len(rest)} more, {_states(rest)} (--all shows them)", highlight=False)
+    for words in source_lines(state.get("sources", ())):  # an older gateway does not send them
+        console.print(words, highlight=False)
+    for words in gateway_lines(state.get("gateways", {})):
+        console.print(words, highlight=False)
+    for words in worker_lines(state.get("workers", ())):
+        console.print(words, highlight=False)
+    for words in cache_lines(state.get("cache", ())):
+        console.print(words, highlight=False)
     for words in ailments(shown):
         console.print(words, highlight=False)
     for words in ailments([{"id": one["target"], "ailing": [one]} for one in state.get("ailing", ())]):
         console.print(words, highlight=False)  # of no target; an older gateway does not send it
+    for words in upstream_lines(shown):
+        console.print(words, highlight=False)
     for words in sandbox_lines(targets, named=None if whole else NAMED):
         console.print(words, highlight=False)
     console.print(models_table(state["models"], named=None if whole else NAMED))
@@ -74,6 +91,59 @@ def status(as_json: bool, whole: bool, admin: str) -> None:
 def _states(targets: Sequence[dict[str, Any]]) -> str:
     counts = Counter(one["state"] for one in targets)
     return ", ".join(f"{counts[state]} {state}" for state in _WORST_FIRST if counts[state])
+
+
+def source_lines(sources: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each source of targets but the gateway's own list: what it says, and when it was heard."""
+    lines = []
+    for one in sources:
+        heard = one["heard_s_ago"]
+        when = "not heard yet" if heard is None else f"heard {printed_duration(heard)} ago"
+        trouble = one["away"] or one["warning"]
+        after = f"; [yellow]{'away' if one['away'] else 'partly unusable'}[/]: {escape(trouble)}" if trouble else ""
+        lines.append(f"source {escape(one['name'])}: {one['targets']} targets, {when}{after}")
+    return lines
+
+
+def gateway_lines(gateways: dict[str, Any]) -> list[str]:
+    """Return a line that names the gateways beside this one, where there are any, and one of a name given twice."""
+    namesake = "[red]gateways[/]: another one has this one's name, and each ends the other's session with the broker"
+    lines = [f"{namesake}: change `name` of one"] if gateways.get("has_namesake") else []
+    others = gateways.get("others", ())  # an older gateway does not send it
+    if gateways.get("count", 1) == 1:
+        return lines
+    silent = [one["name"] for one in others if one["said_s_ago"] is None or one["said_s_ago"] > SILENT_PEER_S]
+    names = ", ".join(one["name"] for one in others) or "the others are not seen"
+    line = f"gateways: {gateways['count']}, quotas are shared with {escape(names)}"
+    if silent:
+        line += f"; [yellow]silent[/]: {escape(', '.join(silent))}, so each has its equal part"
+    return [*lines, line]
+
+
+def worker_lines(workers: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line of the gateway's processes, where there are several, and one of each that is down or has died."""
+    if not workers:
+        return []
+    words = []
+    for one in workers:
+        held = f", {one['in_flight']} in flight, {one['connections']} connections" if "in_flight" in one else ""
+        state = "" if one["state"] == "ready" else f" [yellow]{one['state']}[/]"
+        words.append(f"{one['name']} (pid {one['pid']}){state}{held}")
+    lines = [f"processes: {'; '.join(words)}"]
+    for one in workers:
+        if one["ended"]:
+            times = "once" if one["ended"] == 1 else f"{one['ended']} times"
+            lines.append(f"[yellow]{one['name']}[/] ended {times} and was started again: {escape(one['why'])}")
+    return lines
+
+
+def cache_lines(models: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each model whose answers are kept: how many requests they answered, and what they take."""
+    return [
+        f"known answers of {escape(one['model'])}: {one['kept']} in {one['bytes'] / 2**20:.1f} MiB, "
+        f"{one['hits']} of {one['lookups']} requests answered"
+        for one in models
+    ]
 
 
 def ailments(targets: Sequence[dict[str, Any]]) -> list[str]:
@@ -109,13 +179,26 @@ def sandbox_lines(targets: Sequence[dict[str, Any]], *, named: int | None = None
     return lines
 
 
+def upstream_lines(targets: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each model that a server of another maker serves: what it takes, and why that is all."""
+    return [
+        f"{escape(one['id'])}: {escape(model['name'])} by {_GRADES.get(grade, grade)}, {escape(model['upstream'])}"
+        for one in targets
+        for model in one["models"]
+        if model.get("upstream")  # an older gateway does not send it
+        for grade in sorted(set(model["grades"].values()))
+    ]
+
+
 def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Table:
     """Return the table of targets; `narrow` leaves out the models, as the table of models names their targets."""
-    target, state, address = (Column(name, no_wrap=not narrow or name != "state") for name in _COPIED)
+    wordy = narrow or any(len(one["reason"]) > LONGEST_REASON for one in targets)  # it would push the others out
+    target, state, address = (Column(name, no_wrap=not wordy or name != "state") for name in _COPIED)
     load = (Column(name, no_wrap=narrow) for name in ("rtt", "queued", "in flight"))
     asked = any(one.get("attestation") for one in targets)  # an empty column is left out
     degraded = any(one.get("ails") for one in targets)
-    optional = [*(["evidence"] if asked else []), *(["ails"] if degraded else [])]
+    found = any(one.get("source", "static") not in ("static", "mqtt") for one in targets)
+    optional = [*(["from"] if found else []), *(["evidence"] if asked else []), *(["ails"] if degraded else [])]
     table = Table(target, state, address, "over", *optional, *([] if narrow else ["models"]), *load)
     for one in targets:
         words = [word for word in (one["reason"], _mode(one), _backlog(one)) if word]
@@ -125,6 +208,7 @@ def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Tab
             f"[{_COLOURS[one['state']]}]{one['state']}[/]{reason}",
             one["address"],
             _over(one),
+            *([escape(one.get("source", ""))] if found else []),
             *([_evidence(one)] if asked else []),
             *([f"[yellow]{', '.join(one.get('ails', ()))}[/]"] if degraded else []),
             *([] if narrow else [", ".join(map(_offered, one["models"]))]),

@@ -9,15 +9,20 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from gateway.config.agreement import AgreementConfig
 from gateway.config.artifacts import ArtifactsConfig
 from gateway.config.attestation import AttestationPolicyConfig
 from gateway.config.auth import AuthConfig
+from gateway.config.cache import CacheConfig
+from gateway.config.discovery import MAX_SOURCES, SourceConfig
 from gateway.config.ingest import IngestConfig
 from gateway.config.scaling import ScalingConfig, default_scaling
+from gateway.config.store import SharedStoreConfig
 from gateway.config.targets import TargetConfig
 from gateway.config.tenants import TenantConfig
 from gateway.core.access.networks import LOOPBACK, PRIVATE, AllowedNetworks
-from gateway.core.fleet.target import Transport
+from gateway.core.fleet.target import EdgeTransport
+from gateway.core.placement.utility import COST_WEIGHT
 from tidegate.config import ProcessConfig, Shares
 from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.oip.tenant import RULE, is_tenant
@@ -26,6 +31,7 @@ from tidegate.security.tls import TlsConfig
 from tidegate.servers.address import is_loopback
 from tidegate.servers.foreign_sites import Origin
 from tidegate.servers.limits_config import LimitsConfig, default_limits
+from tidegate.serving.repository_control import ControlMode
 from tidegate.tracing.config import TracingConfig
 
 
@@ -37,6 +43,13 @@ class GatewayConfig(ProcessConfig):
     )
 
     name: str = Field("main", min_length=1, description="This gateway's name towards targets and the broker.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that serve callers on this machine, on the same ports, beside a keeper and their parent "
+        "(docs/gateway-workers.md). More use more cores, and cost some 150 MB each. 1: one process is all.",
+    )
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 lets other machines in.")
     http_port: int = Field(8000, ge=0, le=65535, description="OIP and OpenAI over HTTP; 0 takes a free port.")
     grpc_port: int = Field(8001, ge=0, le=65535, description="OIP over gRPC; 0 takes a free port.")
@@ -76,6 +89,15 @@ class GatewayConfig(ProcessConfig):
         description="JSON file that remembers which versions are on trial or were promoted (`tidegate model split`). "
         "None: forgotten when the gateway stops.",
     )
+    model_control: ControlMode = Field(
+        "none",
+        description="Which models requests are taken for while it runs, as in Triton: none, those of the start; "
+        "explicit, as they are loaded and unloaded by request (`tidegate model load`); poll, those that are in the "
+        "repository, which is followed. Targets load and unload by themselves: docs/loading-models.md.",
+    )
+    repository_poll_s: float = Field(
+        15.0, gt=0, le=86400, description="Seconds from one look at a followed repository to the next."
+    )
     model_repository: Path | None = Field(
         None,
         description="Folder of models; the gateway needs their manifests and tokenizers only. None: foreign models.",
@@ -109,6 +131,11 @@ class GatewayConfig(ProcessConfig):
         description="Model files for devices, and rollouts (`docs/rollout.md`). None: this gateway ships no models.",
     )
     targets: tuple[TargetConfig, ...] = Field((), description="Targets that are known without MQTT.")
+    discovery: tuple[SourceConfig, ...] = Field(
+        (),
+        max_length=MAX_SOURCES,
+        description="Sources of targets that come and go, beside `targets`: docs/discovery.md.",
+    )
     link_port: int | None = Field(
         None,
         ge=0,
@@ -122,10 +149,18 @@ class GatewayConfig(ProcessConfig):
         description="HOST:PORT under which devices reach `link_port`, sent to them over MQTT. Default: host:link_port, "
         "and nothing if `host` is a wildcard.",
     )
+    site_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="Port for upstream gateways, of which this one is then a target with `tier: site` (docs/sites.md); "
+        "0 takes a free one, none: no upstream. Over TLS it demands a gateway's certificate; with `auth`, `tls` is "
+        "required.",
+    )
     max_dialled_in: int = Field(
         4096, gt=0, description="Devices that may have dialled in; each costs some 100 kB. Beyond, they are refused."
     )
-    edge_transport: Transport = Field("link", description="How edges found over MQTT are called.")
+    edge_transport: EdgeTransport = Field("link", description="How edges found over MQTT are called.")
     max_body_bytes: int = Field(
         64 * 2**20, gt=0, description="Largest body or message, in bytes; more takes memory times max_in_flight."
     )
@@ -188,16 +223,58 @@ class GatewayConfig(ProcessConfig):
         description="`cheapest`: the cheapest target that is sure enough; `value` weighs quality, calibrated chance, "
         "cost and externality.",
     )
+    cost_weight: float = Field(
+        COST_WEIGHT,
+        ge=0,
+        le=1000,
+        description="How many ordinary answers in time a second of a pool is worth, where a target is chosen: more "
+        "sends more to devices and shortens the pool's bill, and loses answers once devices are full. 0: cost does not "
+        "count. Batteries, heat and metered bytes are weighed by it too. Needs `policy: value`.",
+    )
     cloud_budget: float | None = Field(
         None,
         gt=0,
-        description="Pool-seconds a second that this gateway may spend in the cloud; beyond it the price of the cloud "
-        "rises until only requests that are worth it go there. Needs `policy: value`. Default: no limit.",
+        description="Pool-seconds a second that all gateways together may spend in the cloud; beyond it the price of "
+        "the cloud rises until only requests that are worth it go there. Needs `policy: value`. Default: no limit.",
     )
-    shares_targets: bool = Field(
+    gateways: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="How many gateways there are at least, this one included: each has its part of every quota. Those "
+        "of the fleet that MQTT shows are counted anyway, and quotas divided by what is asked of each.",
+    )
+    store: SharedStoreConfig | None = Field(
+        None,
+        description="A Redis or Valkey that all gateways of the fleet share: docs/gateways.md. None: they share by "
+        "MQTT alone.",
+    )
+    sequence_home_key: Path | None = Field(
+        None,
+        description="File with a key that all gateways have, 32 characters or more a line: answers of sequences then "
+        "have a token by which any of the gateways finds their state. The first line signs, each is believed.",
+    )
+    first_token_race: bool = Field(
         False,
-        description="Whether other gateways send to the same targets: of two near equals one is then drawn at random "
-        "(`policy: value`), so that gateways do not all choose the same target at once; it costs a little value.",
+        description="Whether a second target may be asked for the first token of a generation while the first one is "
+        "still the better bet (`policy: value`). Fewer late first tokens on jittering links with room to spare; it "
+        "costs the prompts of the losers, paid from the budget of hedges.",
+    )
+    shares_targets: bool | None = Field(
+        None,
+        description="Whether many other gateways send to the same targets: a decision then looks at a few that chance "
+        "chose, so that gateways do not all send to the same one; for a gateway alone it costs a little. None: while "
+        "there are a dozen gateways.",
+    )
+    agreement: AgreementConfig | None = Field(
+        None,
+        description="A few answers of devices are computed again in the pool, and a device whose answers drift is "
+        "demoted: docs/agreement.md. None: answers are not compared.",
+    )
+    cache: CacheConfig | None = Field(
+        None,
+        description="Answers to requests that were answered before come from memory, for the models that are named: "
+        "docs/known-answers.md. None: each request is computed.",
     )
     scaling: ScalingConfig = Field(
         default_factory=default_scaling, description="How many replicas of the pool the gateway asks for."
@@ -208,6 +285,20 @@ class GatewayConfig(ProcessConfig):
     remember_bytes: int = Field(
         2**25, ge=0, description="Bytes for these requests; one with few targets takes some 800, with many 5 kB."
     )
+
+    @model_validator(mode="after")
+    def _check_one_process(self) -> Self:
+        alone = {
+            "site_port": self.site_port is not None,
+            "model_control": self.model_control != "none",
+            "agreement": self.agreement is not None,
+        }
+        if self.workers > 1 and (key := next((key for key, is_set in alone.items() if is_set), None)):
+            raise ValueError(
+                f"workers: {self.workers} and {key} do not go together: what {key} does is kept in one process. "
+                "Leave one of them out, or start several gateways (docs/gateways.md)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _certificates_are_requested(self) -> Self:
@@ -242,9 +333,27 @@ class GatewayConfig(ProcessConfig):
         return self
 
     @model_validator(mode="after")
+    def _upstream_gateways_are_known(self) -> Self:
+        if self.site_port is not None and self.auth is not None and self.tls is None:
+            raise ValueError(
+                "site_port with auth needs the section `tls`: an upstream gateway is believed what it says of callers, "
+                "and without certificates any peer could pass for one"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _cloud_budget_needs_the_value_policy(self) -> Self:
         if self.cloud_budget is not None and self.policy != "value":
             raise ValueError(f"cloud_budget needs policy: value; {self.policy!r} does not weigh what the cloud costs")
+        return self
+
+    @model_validator(mode="after")
+    def _cost_weight_needs_the_value_policy(self) -> Self:
+        if "cost_weight" in self.model_fields_set and self.policy != "value":
+            raise ValueError(
+                f"cost_weight needs policy: value; {self.policy!r} takes the cheapest target that is sure enough, "
+                "whatever that costs: leave cost_weight out, or set policy: value"
+            )
         return self
 
     @model_validator(mode="after")
@@ -252,6 +361,19 @@ class GatewayConfig(ProcessConfig):
         named = [target.name for target in self.targets if target.tls]
         if named and self.tls is None:
             raise ValueError(f"target {named[0]!r} has tls: true, which needs the gateway's own section tls")
+        return self
+
+    @model_validator(mode="after")
+    def _sources_can_work(self) -> Self:
+        labels = [one.label for one in self.discovery]
+        twice = sorted({one for one in labels if labels.count(one) > 1})
+        if twice:
+            raise ValueError(f"discovery has the source {twice[0]} twice: leave one of them out")
+        for one in self.discovery:
+            if one.tls and self.tls is None:
+                raise ValueError(f"discovery: {one.label} has tls: true, which needs the gateway's own section tls")
+            if one.source == "announce" and self.mqtt is None:
+                raise ValueError("discovery: source: announce needs `mqtt`: pools announce themselves at the broker")
         return self
 
     @model_validator(mode="after")

@@ -44,6 +44,12 @@ class TenantConfig(Section):
         "none: no limit.",
     )
 
+    shadow: bool = Field(
+        True,
+        description="Whether devices' answers to it may be computed again in the pool, to compare both "
+        "(docs/agreement.md).",
+    )
+
     @property
     def spec(self) -> TenantSpec:
         rates = (self.pool_s_per_s, self.edge_s_per_s, self.requests_per_s, self.bytes_per_s, self.tokens_per_s)

@@ -21,6 +21,7 @@ from gateway.delivery.artifacts.partial_ledger import PartialBounds
 from gateway.delivery.artifacts.server import ArtifactServer
 from gateway.delivery.artifacts.store import ArtifactStore
 from gateway.delivery.artifacts.upload import intake_routes
+from gateway.delivery.rollouts.conductor_lease import ConductorLease
 from gateway.delivery.rollouts.coordinator import DeviceChannel, RolloutController
 from gateway.delivery.rollouts.routes import rollout_routes
 from gateway.delivery.trials import Trials
@@ -49,6 +50,7 @@ class DeliveryService:
         host: the address to listen on, if the section has none.
         channel: the session with the broker.
         connections: what the port counts its connections in, with other ports.
+        lease: decides whether this gateway conducts rollouts; None: it does.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class DeliveryService:
         tls: Tls | None,
         limits: ServerLimits,
         connections: ConnectionTable[HttpConnection],
+        lease: ConductorLease | None = None,
     ) -> None:
         self.address = ""
         self._section = section
@@ -89,7 +92,7 @@ class DeliveryService:
             max_concurrent=section.max_concurrent,
             pace=BytePacer(section.rate),
         )
-        self.rollouts = RolloutController(self.store, channel, self._ship, trials, fleet.serving)
+        self.rollouts = RolloutController(self.store, channel, self._ship, trials, fleet.serving, lease)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> DeliveryService:
@@ -109,6 +112,8 @@ class DeliveryService:
                     connections=self._connections,
                 )
                 self.address = await self._stack.enter_async_context(port)
+            if self.rollouts.lease is not None:
+                await self._stack.enter_async_context(self.rollouts.lease)
             await self._stack.enter_async_context(self.rollouts)
             self._collector.start()
             self._stack.push_async_callback(self._collector.aclose)

@@ -10,13 +10,13 @@ another one all the same (`gateway/default_versions.py`).
 
 A comparison sends the request to the candidate too, after the standing version has answered: at the lowest priority,
 at most `COMPARED_AT_ONCE` at a time and none while the gateway is crowded, in tasks that this module owns. No caller
-waits for them.
+waits for them. Answers of models that generate are not compared, and a split that asks for it is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,7 @@ import numpy as np
 import structlog
 
 from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, TrafficSplits
-from gateway.core.versions.version_figures import Agreement, VersionFigures
+from gateway.core.versions.version_figures import Agreement, AgreementCounts, FigureCounts, VersionFigures
 from gateway.core.versions.version_shares import VersionTargets
 from gateway.default_versions import DefaultVersions
 from gateway.layers.stack import Service
@@ -57,6 +57,15 @@ class TrialFigures:
 
     def of(self, version: str) -> VersionFigures:
         return self.figures.setdefault(version, VersionFigures())
+
+
+class TrialCounts(msgspec.Struct, frozen=True):
+    """What one process has counted of one version on trial, and of the agreement of both."""
+
+    model: str
+    version: str
+    figures: FigureCounts
+    agreement: AgreementCounts
 
 
 class SplitRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,6 +104,7 @@ class Trials:
         self._catalog = defaults.catalog
         self._draw = draw
         self._crowded = crowded
+        self.on_change: Callable[[], None] = lambda: None  # after the splits have changed
         self._changing = asyncio.Lock()  # each change is made from the one before it, also while that is being written
         self._comparisons: set[asyncio.Task[None]] = set()
 
@@ -178,6 +188,12 @@ class Trials:
                 f"{model}: the manifests of versions {split.standing} and {split.candidate} differ in "
                 f"{', '.join(apart)}, so that a caller of one could not use the other"
             )
+        if split.compare and standing.generative is not None:
+            raise InvalidSplit(
+                f"{model} generates: two texts that differ in one token differ in most that follow, so answers are not "
+                f"compared. Leave --compare out; golden prompts compare versions token by token, before they serve: "
+                f"`tidegate model golden {model}`"
+            )
         served = self._served(model)
         if served and split.standing not in served:
             other = next((one for one in served if one != split.candidate), "")
@@ -221,6 +237,44 @@ class Trials:
         if self._file is not None:
             await asyncio.to_thread(_write, self._file, splits)
         self.defaults.splits = splits
+        self.on_change()
+
+    # between the processes of one gateway
+
+    def follow(self, splits: TrafficSplits) -> None:
+        """Use what another process of this gateway has set."""
+        if splits == self.splits:
+            return
+        before, self.defaults.splits = self.splits, splits
+        for model in self.watched.keys() - splits.split.keys():
+            del self.watched[model]
+        for model, split in splits.split.items():
+            if model not in self.watched or split != before.split.get(model):
+                self.watched[model] = TrialFigures(began_at_utc=clock.utc_s())
+
+    def take_counts(self) -> list[TrialCounts]:
+        """What was counted since it was last taken."""
+        taken = [
+            TrialCounts(model, version, figures.counted, watched.agreement.counted)
+            for model, watched in self.watched.items()
+            for version, figures in watched.figures.items()
+        ]
+        for watched in self.watched.values():
+            watched.figures.clear()
+            watched.agreement = Agreement()
+        return taken
+
+    def add_counts(self, counts: Sequence[TrialCounts]) -> None:
+        """Count what another process has counted, of trials that go on."""
+        added: set[str] = set()
+        for one in counts:
+            split, watched = self.splits.split.get(one.model), self.watched.get(one.model)
+            if split is None or watched is None or one.version not in (split.standing, split.candidate):
+                continue
+            watched.of(one.version).add(one.figures)
+            if one.model not in added:  # each version's counts come with those of both together
+                watched.agreement.add(one.agreement)
+                added.add(one.model)
 
     # for the layer `gateway/layers/versions.py`
 

@@ -7,7 +7,11 @@ every 20 ms, however many heartbeats come, and also when a device fell silent. A
 have changed and no others (`FleetRegister.changed`).
 
 The gateway's own presence (`gw/NAME/state`, retained, with a will) and its heartbeat show devices that a gateway
-listens, and what time it is.
+listens, and what time it is. Other gateways see it by them too, and say on `peer/NAME` what is asked of them.
+
+A gateway in several processes (`workers`) has a session in each: its keeper's speaks as above, the others listen only,
+so that devices and brokers see one gateway. Those hear all at once what a newcomer is told, and live when the keeper
+does not.
 """
 
 from __future__ import annotations
@@ -21,11 +25,14 @@ from math import inf
 import structlog
 
 from gateway.core.access.broker_rights import BrokerRights
+from gateway.core.peers.peers import PeerReport, Peers
 from gateway.fleet_sync.freshness import DeviceView
+from gateway.fleet_sync.gateway_report import decode_report, encode_report
+from gateway.fleet_sync.pool_listener import PoolListener
 from gateway.fleet_sync.registry import Effect, EpochHint, FleetRegister, NameTaken
 from gateway.ingest.receiver import Ingest
 from tidegate import clock
-from tidegate.fleet.messages import Command, GatewayState, encode
+from tidegate.fleet.messages import BadMessage, Command, GatewayState, decode_gateway_state, encode
 from tidegate.fleet.stored import Receipt, encode_stored
 from tidegate.fleet.topics import Topics, checked_name
 from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttDisconnected, MqttLink, MqttMessage, Will
@@ -55,7 +62,10 @@ class FleetSync:
         tls: for an address with `mqtts://`, see `MqttLink`.
         links: HOST:PORT where devices may dial this gateway.
         rights: where it is kept whether the broker lets this gateway speak.
+        peers: the view of the other gateways, which is kept here.
         ingest: takes what devices have stored, and sends its receipts by `send_receipt`; None: devices keep it.
+        pools: hears what pools announce; None: that is not subscribed to.
+        listens_as: the name of a session beside the gateway's own, which hears everything and says nothing.
     """
 
     def __init__(
@@ -72,27 +82,35 @@ class FleetSync:
         links: tuple[str, ...] = (),
         ingest: Ingest | None = None,
         rights: BrokerRights | None = None,
+        peers: Peers | None = None,
+        pools: PoolListener | None = None,
+        listens_as: str = "",
     ) -> None:
         self._topics = Topics(fleet)
         self._name = checked_name(gateway_name, "the gateway's name")
         # `or` would drop a register that is still empty, which is false.
         self.register = FleetRegister(self._topics, draw=draw) if register is None else register
         self._rights = rights or BrokerRights(fleet, gateway_name)
+        self._peers = peers or Peers(gateway_name)
+        self._listens_only = bool(listens_as)
         self._links = links
         self._ingest = ingest  # takes what devices have stored; None: they keep it
         subscriptions = self._topics.for_gateways
         if ingest is not None:
             subscriptions += self._topics.stored_for(gateway_name)
+        self._pools = pools
+        if pools is not None:
+            subscriptions += self._topics.of_pools
         self._on_change = on_change
         self._epoch = max(1, int(clock.utc_s() * 1000))
         self._loop = MqttLoop(
             lambda on_activity: MqttLink(
                 url,
-                client_id=f"gw~{gateway_name}",
+                client_id=f"gw~{gateway_name}~{listens_as}" if listens_as else f"gw~{gateway_name}",
                 subscriptions=subscriptions,
                 draw=draw,
                 on_activity=on_activity,
-                before_connect=self._make_will,
+                before_connect=None if listens_as else self._make_will,
                 max_inbox=MAX_INBOX,
                 backoff_cap_s=backoff_cap_s,
                 tls=tls,
@@ -100,7 +118,7 @@ class FleetSync:
             name=f"fleet-sync {gateway_name}",
             take_in=self._take_in,
             turn=self._turn,
-            farewell=lambda: self._say_state(online=False),
+            farewell=lambda: not self._listens_only and self._say_state(online=False),
             crash_means="fleet state has crashed; devices will look dead",
         )
         self._link = self._loop.link
@@ -138,6 +156,10 @@ class FleetSync:
     def devices(self, now: float) -> tuple[DeviceView, ...]:
         return self.register.devices(now)
 
+    def publish_report(self, report: PeerReport) -> bool:
+        """Tell the other gateways; False while there is no broker."""
+        return self._link.publish(self._topics.peer(self._name), encode_report(self._name, self._epoch, report))
+
     def publish_desired(self, device: str, message: bytes) -> bool:
         """Say what a device shall run; False when there is no session or no room, and it was not said."""
         return self._link.publish(self._topics.desired(device), message, qos=1, retain=True)
@@ -151,29 +173,37 @@ class FleetSync:
         self._tell()
         tell_at = self._tell_from if self._changed else inf
         effect_at = self._effects[0][0] if self._effects else inf
-        until = min(tell_at, effect_at, self._heartbeat_at, self._view_changes_at)
+        pools_at = inf if self._pools is None else self._pools.turn(clock.now())
+        until = min(tell_at, effect_at, self._heartbeat_at, self._view_changes_at, pools_at)
         return until if until < inf else None
 
     def _take_in(self, event: LinkEvent) -> None:
         match event:
-            case MqttMessage() if self._is_stored(event):
+            case MqttMessage() if self._is_stored(event) or self._is_of_peer(event) or self._is_of_a_pool(event):
                 pass
             case MqttMessage():
                 folded_before = self.register.counts["folded"]
                 effects = self.register.fold(event.topic, event.payload, clock.now(), retained=event.retained)
                 self._changed |= self.register.counts["folded"] != folded_before or not event.payload
-                for effect in effects[: MAX_EFFECTS - len(self._effects)]:
+                room = 0 if self._listens_only else MAX_EFFECTS - len(self._effects)
+                for effect in effects[:room]:
                     heapq.heappush(self._effects, (effect.at, next(self._serial), effect))
             case MqttConnected(session=session):
                 self._session = session
+                self._tell_pools(up=True)
                 self.register.control_plane(up=True, now=clock.now())
-                self._say_state(online=True)
-                self._heartbeat_at = self._connected_at = clock.now()
+                self._peers.connected(up=True, now=clock.now())
+                self._connected_at = clock.now()
+                if not self._listens_only:
+                    self._say_state(online=True)
+                    self._heartbeat_at = self._connected_at
                 self._changed = True
             case PublishAck():  # of our presence; nothing else asks for an answer
                 self._tell_rights(event.refusal)
             case MqttDisconnected():
+                self._tell_pools(up=False)
                 self.register.control_plane(up=False, now=clock.now())
+                self._peers.connected(up=False, now=clock.now())
                 self._heartbeat_at = inf
                 self._changed = True
 
@@ -186,6 +216,50 @@ class FleetSync:
             return False
         self._ingest.message(device, message.payload)
         return True
+
+    def _is_of_peer(self, message: MqttMessage) -> bool:
+        """Whether it was of a gateway, and has been taken in then, unless it is no message."""
+        now, said = clock.now(), self._topics.parse_peer(message.topic)
+        gateway = said or self._topics.parse_gateway(message.topic)
+        if gateway is None:
+            return False
+        try:
+            if said:
+                report = decode_report(message.payload)
+                if report.gateway == gateway:
+                    self._peers.report(gateway, report.epoch, report.content, now)
+            elif message.payload:
+                state = decode_gateway_state(message.payload)
+                if state.gateway == gateway:
+                    self._peers.state(gateway, state.epoch, now, online=state.online)
+                    self._notice_namesake(state)
+        except BadMessage as error:
+            log.debug("a gateway's message is no message", gateway=gateway, why=str(error))
+        return True
+
+    def _notice_namesake(self, state: GatewayState) -> None:
+        if state.gateway != self._name or state.epoch == self._epoch or self._listens_only:
+            return
+        now = clock.now()
+        knew = self._peers.has_namesake(now)
+        self._peers.namesake(self._session, now)
+        if self._peers.has_namesake(now) and not knew:
+            log.error(
+                "another gateway has this one's name, and each ends the other's session: change `name` of one",
+                name=self._name,
+                broker=str(self._link.url),
+            )
+
+    def _is_of_a_pool(self, message: MqttMessage) -> bool:
+        parsed = self._topics.parse_pool(message.topic) if self._pools is not None else None
+        if self._pools is None or parsed is None:
+            return False
+        self._pools.heard(*parsed, message.payload, clock.now())
+        return True
+
+    def _tell_pools(self, *, up: bool) -> None:
+        if self._pools is not None:
+            self._pools.session(up=up, now=clock.now())
 
     def send_receipt(self, device: str, receipt: Receipt) -> bool:
         """Publish a receipt to a device; False while there is no broker."""
@@ -238,7 +312,11 @@ class FleetSync:
     def _state(self, *, online: bool) -> bytes:
         utc_ms = round(clock.utc_s() * 1000)
         ingest = self._ingest is not None
-        return encode(GatewayState(self._name, online, self._epoch, utc_ms=utc_ms, links=self._links, ingest=ingest))
+        shares = self._ingest is not None and self._ingest.shared is not None
+        state = GatewayState(
+            self._name, online, self._epoch, utc_ms=utc_ms, links=self._links, ingest=ingest, shares=shares
+        )
+        return encode(state)
 
     def _tell(self) -> None:
         """Report a change at once, and those that follow together."""

@@ -31,9 +31,8 @@ from tidegate.oip.status import error_code, message_of
 from tidegate.outcome import CallerError, ServeError, TooLarge
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.storage.database import DatabaseUnavailable
-from tidegate.types import Call, Reply
+from tidegate.types import DEFERRED, Call, Reply
 
-PROTOCOL: Final = "deferred"
 AT_ONCE: Final = 2
 BUDGET_S: Final = 30.0
 LOWEST_PRIORITY: Final = 4
@@ -123,7 +122,7 @@ class DeferredWorker:
         now = clock.now()
         request = request_from_bytes(job.body)
         manifest = self._manifest_of(request.model_name, request.model_version)
-        call = call_of(request, manifest, protocol=PROTOCOL, headers={}, arrived_at=now)
+        call = call_of(request, manifest, protocol=DEFERRED, headers={}, arrived_at=now)
         floor = max(call.min_quality, _better_than(manifest, job.variant))
         # The tenant that the device's caller named is dropped: no credential has proved it.
         return replace(call.due(now + BUDGET_S), min_quality=floor, priority=LOWEST_PRIORITY, tenant="")

@@ -18,17 +18,21 @@ jobs grow older by the time in which a gateway runs, and not by a wall clock tha
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from gateway.ingest.dedup import WINDOW_S, classify_duplicate, dedup_horizon_s
 from gateway.ingest.device_shares import WaitingDevice, may_hold, next_device, who_forgets
-from tidegate.fleet.stored import MAX_BODY_BYTES, MAX_WORDS, DeferredAnswer, Forwarded, ItemRefusal
+from gateway.ingest.shared_items import MAX_WHOLE_BYTES, SharedItem
+from tidegate.fleet.stored import MAX_BODY_BYTES, MAX_WORDS, DeferredAnswer, Forwarded, ItemRefusal, Kind
 from tidegate.storage.database import DatabaseFull
 
 ROW_BYTES: Final = 256
 OFF_S: Final = 3600.0  # a gateway's absence counts as so much at most: its clock may have been set meanwhile
 JOB_S: Final = 86_400.0  # a deferred request without an answer for this long has failed
+MAX_AGE_MS: Final = 10 * 365 * 86_400_000
 _SWEEP: Final = 1000
 
 _NOT_YET: Final = "NOT EXISTS (SELECT 1 FROM meta WHERE name = 'promised')"
@@ -67,6 +71,7 @@ SCHEMA: Final = (
         device TEXT PRIMARY KEY, seen INTEGER NOT NULL DEFAULT 0, promised INTEGER NOT NULL DEFAULT 0,
         forgotten_at_s REAL, turn INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID""",
     "CREATE INDEX IF NOT EXISTS holding_most ON holdings (seen)",
+    "CREATE INDEX IF NOT EXISTS record_of_one ON records (device, id)",
     "CREATE INDEX IF NOT EXISTS oldest_of_one ON seen (device, at_s)",
     # Once, in a file that was made before there were shares; the row in `meta` says that it is done.
     f"INSERT OR IGNORE INTO holdings (device, seen) SELECT device, COUNT(*) FROM seen WHERE {_NOT_YET} GROUP BY device",
@@ -344,6 +349,78 @@ class IngestJournal:
                 unknown.append(id)
         return answers, unknown
 
+    # what a store that gateways share holds too
+
+    def known(self, db: sqlite3.Connection, items: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return those of (device, id) that were taken here."""
+        one = "SELECT 1 FROM seen WHERE device = ? AND id = ?"
+        return {item for item in items if db.execute(one, item).fetchone() is not None}
+
+    def unfinished(
+        self, db: sqlite3.Connection, utc_s: float, after: tuple[int, int], limit: int
+    ) -> tuple[list[SharedItem], tuple[int, int]]:
+        """Return jobs without an answer and records that nothing has read, as they are kept in the store.
+
+        Args:
+            after: numbers of the last job and the last record of the last call; (0, 0) begins.
+        """
+        found = []
+        last_job, last_record = after
+        for row in db.execute("SELECT * FROM jobs WHERE seq > ? ORDER BY seq LIMIT ?", (last_job, limit)):
+            last_job = row["seq"]
+            age_ms = round(max(0.0, utc_s - row["born_s"]) * 1e3)
+            found.append(SharedItem(_forwarded(row, "request", age_ms, row["body"], row["priority"]), utc_s))
+        last_record = max(last_record, int(self._meta(db, "read") or 0))
+        query = "SELECT * FROM records WHERE seq > ? ORDER BY seq LIMIT ?"
+        for row in db.execute(query, (last_record, max(0, limit - len(found)))):
+            last_record = row["seq"]
+            age_ms = round(max(0.0, utc_s - row["happened_s"]) * 1e3)
+            if row["kind"] != "answer":
+                found.append(SharedItem(_forwarded(row, row["kind"], age_ms, row["body"]), utc_s))
+                continue
+            told = db.execute(
+                "SELECT * FROM answers WHERE device = ? AND id = ?", (row["device"], row["id"])
+            ).fetchone()
+            answer = DeferredAnswer(row["id"], told["body"], told["code"], told["why"]) if told is not None else None
+            forwarded = _forwarded(row, "request", age_ms, b"")
+            found.append(SharedItem(forwarded, utc_s, answer, row["variant"], row["body"][:MAX_WHOLE_BYTES]))
+        return found, (last_job, last_record)
+
+    def adopt(self, db: sqlite3.Connection, one: SharedItem, now_s: float, utc_s: float) -> ItemRefusal | None:
+        """Take over an item that another gateway had taken; once, however often. Raises DatabaseFull."""
+        age_ms = one.item.age_ms + round(max(0.0, utc_s - one.at_utc_s) * 1e3)
+        item = msgspec.structs.replace(one.item, age_ms=min(age_ms, MAX_AGE_MS))
+        refusal = self.take(db, item, now_s, utc_s)
+        if refusal is None and one.answer is not None:
+            row = db.execute("SELECT * FROM jobs WHERE device = ? AND id = ?", (item.device, item.id)).fetchone()
+            if row is not None:
+                self.answer(db, _job(row, b""), one.answer, one.variant, one.whole, now_s, utc_s)
+        return refusal
+
+    def drop(self, db: sqlite3.Connection, device: str, id: str) -> None:
+        """Forget a job or a record that another gateway has taken over; its id stays known."""
+        for table in ("jobs", "records"):
+            if db.execute(f"DELETE FROM {table} WHERE device = ? AND id = ?", (device, id)).rowcount:
+                self._count(db, "taken_over")
+
+    def read_until(self, db: sqlite3.Connection, seq: int, limit: int) -> list[tuple[str, str]]:
+        """Note that an operator's program has read up to this record; return (device, id) of some that it read."""
+        before = int(self._meta(db, "read") or 0)
+        rows = db.execute(
+            "SELECT seq, device, id FROM records WHERE seq > ? AND seq <= ? ORDER BY seq LIMIT ?", (before, seq, limit)
+        ).fetchall()
+        until = rows[-1]["seq"] if len(rows) == limit else max(before, seq)
+        if until > before:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('read', ?)", (until,))
+        return [(row["device"], row["id"]) for row in rows]
+
+    def is_unfinished(self, db: sqlite3.Connection, device: str, id: str) -> bool:
+        """Whether it is a job, or a record that nothing has read."""
+        read = int(self._meta(db, "read") or 0)
+        job = db.execute("SELECT 1 FROM jobs WHERE device = ? AND id = ?", (device, id)).fetchone()
+        record = "SELECT 1 FROM records WHERE device = ? AND id = ? AND seq > ?"
+        return job is not None or db.execute(record, (device, id, read)).fetchone() is not None
+
     # expiry, and what operators read
 
     def sweep(self, db: sqlite3.Connection, now_s: float, utc_s: float | None = None) -> None:
@@ -403,6 +480,20 @@ class IngestJournal:
 
     def __repr__(self) -> str:
         return f"<IngestJournal of at most {self.max_bytes} bytes, {self.max_seen} remembered>"
+
+
+def _forwarded(row: sqlite3.Row, kind: Kind, age_ms: int, body: bytes, priority: int = 0) -> Forwarded:
+    return Forwarded(
+        device=row["device"],
+        id=row["id"],
+        kind=kind,
+        age_ms=min(age_ms, MAX_AGE_MS),
+        body=body,
+        priority=priority,
+        model=row["model"],
+        version=row["version"],
+        variant=row["variant"],
+    )
 
 
 def _job(row: sqlite3.Row, body: bytes) -> DeferredJob:

@@ -9,6 +9,10 @@ Messages wait in a bounded queue, at most MAX_OF_ONE of one device, so that a fl
 nothing; a message without room is dropped, gets no receipt, and is sent again. While the disk is full or broken,
 devices are asked to pause (`busy_s`), and keep their items.
 
+With a store that gateways share (`shared_items.py`) an item is acknowledged when it is there too, so that another
+gateway goes on with it if this one dies. While the store is away, the disk is enough, as without one; what is
+unfinished is copied when the store is back (`_compare`).
+
 Stored items are historical by definition: no average of live traffic counts them. Deferred requests are computed by
 `deferred.py`; their answers are sent as soon as they exist, and again to a device that inquires.
 """
@@ -18,14 +22,17 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 import structlog
 
 from gateway.ingest.journal import SCHEMA, DeferredJob, IngestJournal, no_right
+from gateway.ingest.shared_items import BEAT_S, DEAD_S, MAX_WHOLE_BYTES, SharedItem, SharedItems
+from gateway.store.shared_store import StoreUnavailable
 from tidegate import clock
 from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.stored import (
@@ -64,6 +71,7 @@ class Ingest:
         max_bytes: bytes of deferred requests, answers and records.
         max_seen: how many ids are remembered against duplicates.
         right_of: the highest priority that a device's requests may have against those of other devices.
+        shared: what the gateways have in a store; None: each item has one gateway for good.
     """
 
     def __init__(
@@ -74,7 +82,13 @@ class Ingest:
         max_bytes: int,
         max_seen: int,
         right_of: Callable[[str], int] = no_right,
+        shared: SharedItems | None = None,
     ) -> None:
+        self.shared = shared
+        self.taken_over = 0  # items of gateways that died
+        self._differs = True  # whether the store may lack something of this gateway's, or have something it lacks
+        self._read_until = 0  # the last record that an operator's program has read
+        self._sharing = OwnedTask(self._share, name="shared items", crash_means="items are on this disk alone")
         self.journal = IngestJournal(
             max_bytes=max_bytes, max_seen=max_seen, kept_for_answers=max_bytes // 2, right_of=right_of
         )
@@ -100,9 +114,12 @@ class Ingest:
         except (DatabaseUnavailable, sqlite3.Error):  # the database has logged it
             self._began = utc_s, now
         self._task.start()
+        if self.shared is not None:
+            self._sharing.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._sharing.aclose()
         await self._task.aclose()
         now_s, utc_s = self._now_s(), clock.utc_s()
         with suppress(DatabaseUnavailable, sqlite3.Error):
@@ -159,7 +176,9 @@ class Ingest:
     async def _take(self, batch: Sequence[tuple[str, Forwarded | Inquiry]]) -> None:
         if not batch:
             return
-        outcomes = await asyncio.gather(*(self._one(message) for _, message in batch))
+        elsewhere = await self._claim([message for _, message in batch if isinstance(message, Forwarded)])
+        outcomes = await asyncio.gather(*(self._one(message, elsewhere) for _, message in batch))
+        await self._release(batch, outcomes)
         by_device: dict[str, list[_MessageOutcome]] = {}
         for (device, _), outcome in zip(batch, outcomes, strict=True):
             by_device.setdefault(device, []).append(outcome)
@@ -173,7 +192,43 @@ class Ingest:
         if any(isinstance(message, Forwarded) and message.kind == "request" for _, message in batch):
             self.work.set()
 
-    async def _one(self, message: Forwarded | Inquiry) -> _MessageOutcome:
+    async def _claim(self, items: Sequence[Forwarded]) -> set[tuple[str, str]]:
+        """Put new items into the store; return (device, id) of those that another gateway has."""
+        if self.shared is None or not items:
+            return set()
+        names = [(one.device, one.id) for one in items]
+        try:
+            known = await self._database.run(lambda db: self.journal.known(db, names))
+            new = [one for one in items if (one.device, one.id) not in known]
+            utc_s = clock.utc_s()
+            claimed = await self.shared.claim([SharedItem(one, utc_s) for one in new]) if new else []
+        except StoreUnavailable:
+            self._differs = True
+            return set()
+        except (DatabaseUnavailable, sqlite3.Error):
+            return set()  # it will be told to the device
+        for _, (_, held) in zip(new, claimed, strict=True):
+            self.dropped["unshared"] += not held
+        return {(one.device, one.id) for one, (owner, _) in zip(new, claimed, strict=True) if owner}
+
+    async def _release(
+        self, batch: Sequence[tuple[str, Forwarded | Inquiry]], outcomes: Sequence[_MessageOutcome]
+    ) -> None:
+        """Take out of the store what was not taken here."""
+        if self.shared is None:
+            return
+        failed = [
+            message
+            for (_, message), outcome in zip(batch, outcomes, strict=True)
+            if isinstance(message, Forwarded) and not outcome.taken
+        ]
+        if failed:
+            try:
+                await self.shared.release(failed)
+            except StoreUnavailable:
+                self._differs = True
+
+    async def _one(self, message: Forwarded | Inquiry, elsewhere: Collection[tuple[str, str]]) -> _MessageOutcome:
         # One after another in one transaction: `Database` groups what waits.
         now_s, utc_s = self._now_s(), clock.utc_s()
         try:
@@ -181,13 +236,124 @@ class Ingest:
                 answers, unknown = await self._database.run(
                     lambda db: self.journal.asked(db, message.device, message.ids)
                 )
+                if unknown and self.shared is not None:
+                    more, unknown = await self._asked_of_all(message.device, unknown)
+                    answers += more
                 return _MessageOutcome(answers=answers, unknown=unknown)
+            if (message.device, message.id) in elsewhere:
+                return _MessageOutcome(taken=message.id)
             refusal = await self._database.run(lambda db: self.journal.take(db, message, now_s, utc_s))
         except (DatabaseUnavailable, sqlite3.Error) as error:
             self.dropped["unavailable"] += 1
             log.warning("devices are asked to keep their items", reason=str(error))
             return _MessageOutcome(busy_s=BUSY_S)
         return _MessageOutcome(taken=message.id) if refusal is None else _MessageOutcome(refusal=refusal)
+
+    async def _asked_of_all(self, device: str, ids: Sequence[str]) -> tuple[list[DeferredAnswer], list[str]]:
+        """What the store knows of ids that are unknown here; while it is away, nothing is said of them."""
+        assert self.shared is not None
+        try:
+            return await self.shared.asked(device, ids)
+        except StoreUnavailable:
+            return [], []
+
+    # what gateways share
+
+    async def _share(self) -> None:
+        assert self.shared is not None
+        steady_since: float | None = None
+        while True:
+            try:
+                marked, dead = await self.shared.beat(marked=not self._differs)
+                steady_since = clock.now() if steady_since is None else steady_since
+                if self._differs or not marked:
+                    await self._compare()
+                await self._forget_what_was_read()
+                if clock.now() - steady_since > DEAD_S + BEAT_S:
+                    for gateway in dead:
+                        await self._take_over(gateway)
+            except StoreUnavailable:
+                steady_since, self._differs = None, True
+            except (DatabaseUnavailable, sqlite3.Error):
+                self._differs = True  # the database has logged it
+            except Exception:
+                log.exception("what gateways share of devices' items cannot be compared")
+            await clock.sleep(BEAT_S)
+
+    async def _take_over(self, gateway: str) -> None:
+        assert self.shared is not None
+        count = 0
+        while items := await self.shared.adopt(gateway):
+            count += len(items)
+            await self._adopt(items)
+        if count:
+            self.taken_over += count
+            log.warning("took over what a gateway had taken of devices", gateway=gateway, items=count)
+            self.work.set()
+
+    async def _adopt(self, items: Sequence[SharedItem]) -> None:
+        """Store items that the store says are this gateway's; one for which there is no room is tried again."""
+        now_s, utc_s = self._now_s(), clock.utc_s()
+        for one in items:
+            try:
+                refusal = await self._database.run(partial(self.journal.adopt, one=one, now_s=now_s, utc_s=utc_s))
+            except DatabaseUnavailable:
+                self._differs = True
+                continue
+            if refusal is not None:
+                log.warning("an item is too old to be taken over", device=one.item.device, id=one.item.id)
+
+    async def _compare(self) -> None:
+        """Make the store and this disk agree: on what is unfinished, and on whose it is."""
+        assert self.shared is not None
+        self._differs = False  # before the awaits: what differs meanwhile is compared the next time
+        after = (0, 0)
+        while True:
+            utc_s = clock.utc_s()
+            items, after = await self._database.run(
+                partial(self.journal.unfinished, utc_s=utc_s, after=after, limit=MAX_BATCH)
+            )
+            if not items:
+                break
+            open_items = [one for one in items if one.answer is None]
+            owners = [owner for owner, _ in await self.shared.claim(open_items)] if open_items else []
+            for one in items:
+                if one.answer is not None:
+                    open_items.append(one)
+                    owners.append(await self.shared.finish(one))
+            for one, owner in zip(open_items, owners, strict=True):
+                if owner:
+                    await self._drop(one.item.device, one.item.id, owner)
+        cursor, first = 0, True
+        while first or cursor:
+            first = False
+            cursor, items = await self.shared.page(cursor)
+            names = [(one.item.device, one.item.id) for one in items]
+            known = await self._database.run(partial(self.journal.known, items=names))
+            await self._adopt([one for one in items if (one.item.device, one.item.id) not in known])
+            over = [
+                (device, id)
+                for device, id in known
+                if not await self._database.run(partial(self.journal.is_unfinished, device=device, id=id))
+            ]
+            if over:
+                await self.shared.done(over)
+        self.work.set()
+
+    async def _drop(self, device: str, id: str, owner: str) -> None:
+        log.info("another gateway goes on with an item", device=device, id=id, gateway=owner)
+        await self._database.run(lambda db: self.journal.drop(db, device, id))
+
+    async def _forget_what_was_read(self) -> None:
+        assert self.shared is not None
+        while self._read_until:
+            until = self._read_until
+            read = await self._database.run(partial(self.journal.read_until, seq=until, limit=MAX_BATCH))
+            if read:
+                await self.shared.done(read)
+            if len(read) < MAX_BATCH:
+                self._read_until = 0 if self._read_until == until else self._read_until
+                return
 
     async def _sweep(self) -> None:
         if clock.now() < self._sweep_at:
@@ -217,19 +383,40 @@ class Ingest:
     async def answered(
         self, job: DeferredJob, answer: DeferredAnswer, *, variant: str = "", whole: bytes = b""
     ) -> None:
-        """Store the answer, then send it to the device, which inquires if it does not arrive."""
+        """Store the answer, then send it to the device, which inquires if it does not arrive.
+
+        Of a job that another gateway has taken over in the meantime, the answer is that gateway's to give.
+        """
+        if self.shared is not None and not await self._is_to_answer(job, answer, variant, whole):
+            return
         now_s, utc_s = self._now_s(), clock.utc_s()
         await self._database.run(lambda db: self.journal.answer(db, job, answer, variant, whole, now_s, utc_s))
         self.send(job.device, Receipt(self._gateway, answers=(answer,)))
 
+    async def _is_to_answer(self, job: DeferredJob, answer: DeferredAnswer, variant: str, whole: bytes) -> bool:
+        assert self.shared is not None
+        of = Forwarded(job.device, job.id, "request", 0, b"", model=job.model, version=job.version, variant=job.variant)
+        try:
+            item = SharedItem(of, clock.utc_s(), answer, variant, whole[:MAX_WHOLE_BYTES])
+            owner = await self.shared.finish(item)
+        except StoreUnavailable:
+            self._differs = True
+            return True
+        if owner:
+            await self._drop(job.device, job.id, owner)
+        return not owner
+
     # for operators
 
     async def records(self, after: int, limit: int) -> list[sqlite3.Row]:
-        """Return records after a number. Raises DatabaseUnavailable."""
+        """Return records after a number; those up to it have been read. Raises DatabaseUnavailable."""
+        self._read_until = max(self._read_until, after)
         return await self._database.run(lambda db: self.journal.records(db, after, limit))
 
     async def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"unavailable": self._database.unavailable, "dropped": dict(self.dropped)}
+        if self.shared is not None:
+            state["taken_over"] = self.taken_over
         try:
             return state | await self._database.run(self.journal.usage)
         except DatabaseUnavailable:

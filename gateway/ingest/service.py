@@ -15,6 +15,8 @@ from gateway.config.ingest import IngestConfig
 from gateway.ingest.deferred import DeferredWorker, Service
 from gateway.ingest.receiver import Ingest
 from gateway.ingest.routes import ingest_routes
+from gateway.ingest.shared_items import SharedItems
+from gateway.store.shared_store import SharedStore
 from tidegate.models.manifest import Manifest
 
 
@@ -24,10 +26,16 @@ class IngestService:
     Args:
         gateway: this gateway's name.
         infer: answers deferred requests: placement behind admission, without the observers of live traffic.
+        store: where gateways keep items for each other; None: each keeps its own.
     """
 
     def __init__(
-        self, section: IngestConfig, gateway: str, infer: Service, manifest_of: Callable[[str, str], Manifest]
+        self,
+        section: IngestConfig,
+        gateway: str,
+        infer: Service,
+        manifest_of: Callable[[str, str], Manifest],
+        store: SharedStore | None = None,
     ) -> None:
         self.ingest = Ingest(
             section.path,
@@ -35,6 +43,7 @@ class IngestService:
             max_bytes=section.max_bytes,
             max_seen=section.max_remembered,
             right_of=section.right_of,
+            shared=SharedItems(store, gateway) if store is not None else None,
         )
         self._deferred = DeferredWorker(self.ingest, infer, manifest_of)
         self._stack = AsyncExitStack()

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
+
+from msgspec.structs import replace
 
 from gateway.core.access.entitlement import authorized_call
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.tenants import TenantQuota
+from gateway.core.admission.token_forecast import TokenForecast
 from gateway.layers.stack import Layer, Service
-from gateway.layers.token_reservation import counted, most_tokens, tokens_made
-from tidegate.models.generative import Generative
-from tidegate.types import Call, InferRequest, Reply
+from gateway.layers.token_reservation import MeteredTokens, tokens_made
+from tidegate.generate.usage import SPENT
+from tidegate.types import Call, Reply
 
 
 def authenticate(
     admission: Admission,
     now: Callable[[], float],
-    generative_of: Callable[[InferRequest], Generative | None] = lambda _request: None,
+    forecast_of: Callable[[Call], TokenForecast | None] = lambda _call: None,
 ) -> Layer:
     """Args:
-    generative_of: what is said of the request's model, if it generates; asked only where a quota limits anything.
+    forecast_of: the tokens of a call, if its model generates; asked only where a quota limits anything.
     """
     tenants = admission.tenants
 
@@ -48,21 +52,26 @@ def authenticate(
             if quota.limitless:
                 return await inner(call)
             quota.carry(sum([len(tensor.raw) for tensor in call.request.inputs]), now())
-            generative = generative_of(call.request)
-            reply = await (inner(call) if generative is None else generated(call, generative, quota))
+            forecast = forecast_of(call)
+            reply = await (inner(call) if forecast is None else generated(call, forecast, quota))
             quota.carry(reply.response.size_bytes, now())
             return reply
 
-        async def generated(call: Call, generative: Generative, quota: TenantQuota) -> Reply:
-            """Pay for a generation's tokens first, and give back at its end what was not made.
+        async def generated(call: Call, forecast: TokenForecast, quota: TenantQuota) -> Reply:
+            """Pay for a generation's tokens first, for more as they come, and give back at its end what was not made.
 
             A caller who leaves an answer that is not streamed pays for all: how much of it was made is not known here.
             """
-            reserved, made = most_tokens(call.request, generative), 0
+            reserved, made = forecast.reserved(is_streamed=call.tokens is not None), 0
             wait_s = quota.reserve(reserved, now())
             if wait_s > 0.0:
                 raise admission.refuse_over_tokens(quota, reserved, wait_s)
-            call, tokens = counted(call)
+            tokens: MeteredTokens | None = None
+            if call.tokens is not None:
+                task = asyncio.current_task()
+                assert task is not None  # a coroutine of ours runs in one
+                tokens = MeteredTokens(call.tokens, reserved, partial(draws, quota), partial(task.cancel, SPENT))
+                call = replace(call, tokens=tokens)
             try:
                 reply = await inner(call)
                 told = tokens_made(reply)
@@ -75,7 +84,10 @@ def authenticate(
                 made = 0 if tokens is None else tokens.made
                 raise
             finally:
-                quota.settle(reserved - made, now())
+                quota.settle((reserved if tokens is None else tokens.held) - made, now())
+
+        def draws(quota: TenantQuota, count: int) -> bool:
+            return quota.reserve(count, now()) <= 0.0
 
         return service
 

@@ -1,24 +1,23 @@
-"""A generation's tokens on its tenant's account: reserved before it begins, settled at its end by what was made."""
+"""A generation's tokens on its tenant's account: reserved before it begins, drawn as they come, settled at its end.
+
+Its prompt is known, and of its answer as much is reserved as such answers usually have: with `max_tokens`, which
+callers leave high, a tenant would be refused for tokens that are never made. An answer that goes on beyond that draws
+from the account a few tokens at a time, and where nothing is left there it is cut: it ends with what it has, and says
+why. What it has more than was paid for is at most one batch of tokens.
+
+An answer that is not read as it comes cannot be cut, so all that it may have is reserved (`token_forecast.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
-from msgspec.structs import replace
-
-from tidegate.generate.request import INPUT_IDS, MAX_TOKENS_KEY
 from tidegate.generate.usage import usage_if_generated
-from tidegate.models.generative import Generative
 from tidegate.token_sink import TokenBatch, TokenSink
-from tidegate.types import Call, InferRequest, Reply
+from tidegate.types import Reply
 
-
-def most_tokens(request: InferRequest, generative: Generative) -> int:
-    """The tokens of its prompt, and as many as its answer may have; never more than the context."""
-    prompt = sum([tensor.elements for tensor in request.inputs if tensor.name == INPUT_IDS])
-    said = request.parameters.get(MAX_TOKENS_KEY)
-    wanted = said if isinstance(said, int) and said > 0 else generative.default_max_tokens
-    return min(generative.context, prompt + wanted)
+DRAW: Final = 16  # tokens at a time, beyond those reserved
 
 
 def tokens_made(reply: Reply) -> int | None:
@@ -27,13 +26,22 @@ def tokens_made(reply: Reply) -> int | None:
     return None if usage is None else usage.prompt_tokens + usage.completion_tokens
 
 
-class CountedTokens:
-    """A `TokenSink` that counts what goes through it to another."""
+class MeteredTokens:
+    """A `TokenSink` that passes tokens on to another for as long as they are paid for.
 
-    __slots__ = ("_sink", "made")
+    Args:
+        held: tokens that are reserved, the prompt's among them.
+        draw: pays for so many more; False: it cannot.
+        cut: called once, where it could not.
+    """
 
-    def __init__(self, sink: TokenSink) -> None:
+    __slots__ = ("_cut", "_draw", "_sink", "held", "made")
+
+    def __init__(self, sink: TokenSink, held: int, draw: Callable[[int], bool], cut: Callable[[], object]) -> None:
         self._sink = sink
+        self._draw = draw
+        self._cut: Callable[[], object] | None = cut
+        self.held = held
         self.made = 0  # the prompt's, and what came
 
     @property
@@ -45,19 +53,23 @@ class CountedTokens:
         self._sink.started(prompt_tokens, cached_tokens)
 
     def put(self, batch: TokenBatch) -> None:
-        self.made += len(batch.ids)
+        if self._cut is None:
+            return  # what was on its way
+        self.made += batch.size
+        if self.made > self.held:
+            self._pay()
         self._sink.put(batch)
 
     def on_credit(self, credit: Callable[[int], None]) -> None:
         self._sink.on_credit(credit)
 
+    def _pay(self) -> None:
+        more = max(DRAW, self.made - self.held)
+        if self._draw(more):
+            self.held += more
+        elif self._cut is not None:
+            cut, self._cut = self._cut, None
+            cut()
+
     def __repr__(self) -> str:
-        return f"<CountedTokens {self.made}>"
-
-
-def counted(call: Call) -> tuple[Call, CountedTokens | None]:
-    """The call with its tokens counted; as it is where nobody reads them before the end."""
-    if call.tokens is None:
-        return call, None
-    tokens = CountedTokens(call.tokens)
-    return replace(call, tokens=tokens), tokens
+        return f"<MeteredTokens {self.made} of {self.held} held{', cut' if self._cut is None else ''}>"

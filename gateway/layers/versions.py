@@ -4,7 +4,8 @@ Which versions may answer, and with which share, is `gateway/core/versions/defau
 here, before placement, so that all attempts of one execution ask for one. Where an execution fails for want of a place
 or of a working target, the request is executed again with another version that has a share, while its time lasts. A
 first execution with a version that no device has committed yet, or that is on trial, gets most of the time and not all
-of it: a device that hangs with it costs a request some of its budget and not its answer.
+of it: a device that hangs with it costs a request some of its budget and not its answer. Of a stream that is the time
+for its first token; behind that no other version answers (`first_token.py`), and a failure is the caller's to see.
 
 Where no target was found at all, as when all devices change their version in one instant, targets are counted anew, and
 any version that they serve by now and that may stand in answers.
@@ -19,21 +20,24 @@ Models with one version are passed on at the cost of two look-ups.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from gateway.core.versions.default_version import VersionLine, default_shares
 from gateway.core.versions.version_shares import VersionTargets, sample_order
+from gateway.layers.first_token import FirstToken
 from gateway.layers.stack import Layer, Service
 from tidegate.outcome import CapacityError, ModelNotFound, NothingAlive, NotSupported, PeerError
-from tidegate.types import Call, Reply
+from tidegate.types import Call, Reply, Route
 
 FIRST_FLIGHT: Final = 0.6  # of the budget that is left, for a version that is not proved yet
 KEEP_S: Final = 0.2  # how old a count of serving targets may be
 _NOWHERE: Final = (NothingAlive, ModelNotFound)
 _ELSEWHERE: Final = (CapacityError, PeerError, ModelNotFound, NotSupported)
 _Served = Mapping[str, VersionTargets]
+Watch = Callable[[Service], Service]
 
 
 class TrialPolicy(Protocol):
@@ -72,31 +76,34 @@ def versions(source: VersionSource, now: Callable[[], float], draw: Callable[[],
     counts = _ServingCounts(source, now)
 
     def layer(inner: Service) -> Service:
-        watched = _watched(inner, trial, now)
-
         def service(call: Call) -> Awaitable[Reply]:
             request = call.request
             if request.model_version:
                 return inner(call)
-            execute = watched if trial.watches(call) else inner
+            watch = partial(_watched, trial=trial, now=now) if trial.watches(call) else _unwatched
             if version := trial.demanded(call):
-                return _in_order(call, [version], execute, now)
+                return _in_order(call, [version], watch, inner, now=now)
             line = source.line(request.model_name)
-            return inner(call) if line is None else by_line(call, line, execute)
+            return inner(call) if line is None else by_line(call, line, watch)
 
-        async def by_line(call: Call, line: VersionLine, execute: Service) -> Reply:
+        async def by_line(call: Call, line: VersionLine, watch: Watch) -> Reply:
+            first = None if call.tokens is None else FirstToken(call.tokens)
+            if first is not None:
+                call = replace(call, tokens=first)
             served = counts.of(call.request.model_name, line)
             order, proved = _order(line, served, draw), _proved(served)
             if (candidate := trial.tried(call)) in served:
                 order, proved = [candidate, *(one for one in order if one != candidate)], []
             try:
-                return await _in_order(call, order or line.names[:1], execute, now, proved)
+                return await _in_order(call, order or line.names[:1], watch, inner, now=now, proved=proved, first=first)
             except _NOWHERE:  # all devices may have changed their version since they were counted
+                if first is not None and first.has_come:
+                    raise
                 anew = counts.anew(call.request.model_name, line)
                 left = [one for one in sorted(anew, key=line.names.index) if one not in order]
                 if not left:
                     raise
-            return await _in_order(call, left, execute, now, _proved(anew))
+            return await _in_order(call, left, watch, inner, now=now, proved=_proved(anew), first=first)
 
         return service
 
@@ -138,19 +145,45 @@ class _ServingCounts:
 
 
 async def _in_order(
-    call: Call, order: Sequence[str], execute: Service, now: Callable[[], float], proved: Sequence[str] = ()
+    call: Call,
+    order: Sequence[str],
+    watch: Watch,
+    inner: Service,
+    *,
+    now: Callable[[], float],
+    proved: Sequence[str] = (),
+    first: FirstToken | None = None,
 ) -> Reply:
-    """Execute the call with each version until one answers; the last has all the time that is left."""
+    """Execute the call with each version until one answers; the last has all the time that is left.
+
+    Args:
+        watch: reports the outcome of each execution where a trial wants it.
+        first: the call's own sink; None where nobody reads its tokens before the end.
+    """
     assert call.deadline is not None, "the expire layer sets a deadline"
     for version in order[:-1]:
         at = now()
         share = 1.0 if version in proved else FIRST_FLIGHT
+        within_s = share * (call.deadline - at)
         try:
-            return await execute(_of(call, version, at + share * (call.deadline - at)))
+            if first is not None:
+                return await watch(_begun_within(inner, first, within_s))(_of(call, version, call.deadline))
+            return await watch(inner)(_of(call, version, at + within_s))
         except _ELSEWHERE:
-            if now() >= call.deadline:
+            if now() >= call.deadline or (first is not None and first.has_come):
                 raise
-    return await execute(_of(call, order[-1], call.deadline))
+    return await watch(inner)(_of(call, order[-1], call.deadline))
+
+
+def _begun_within(inner: Service, first: FirstToken, limit_s: float) -> Service:
+    def service(call: Call) -> Awaitable[Reply]:
+        return first.within(limit_s, inner(call))
+
+    return service
+
+
+def _unwatched(inner: Service) -> Service:
+    return inner
 
 
 def _watched(inner: Service, trial: TrialPolicy, now: Callable[[], float]) -> Service:
@@ -170,4 +203,10 @@ def _watched(inner: Service, trial: TrialPolicy, now: Callable[[], float]) -> Se
 
 
 def _of(call: Call, version: str, deadline: float) -> Call:
-    return replace(call, request=call.request.pinned(version), deadline=deadline)
+    on_begun = None if call.on_begun is None else partial(_begun_as, version, call.on_begun)
+    return replace(call, request=call.request.pinned(version), deadline=deadline, on_begun=on_begun)
+
+
+def _begun_as(version: str, on_begun: Callable[[Route], None], route: Route) -> None:
+    """Tell a stream's front which version answers: it learns the rest from the reply, and that comes last."""
+    on_begun(replace(route, version=version))

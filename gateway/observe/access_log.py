@@ -10,7 +10,9 @@ from typing import Any
 
 from gateway.core.history.recorder import trace_id_of
 from gateway.serving.work_estimate import WorkDescription
+from tidegate.generate.budgets_kept import budgets_kept
 from tidegate.generate.usage import usage_if_generated
+from tidegate.oip.reply import resumed_text
 from tidegate.outcome import Outcome
 from tidegate.types import Call, Reply
 
@@ -56,7 +58,8 @@ class AccessLog:
             fallback=bool(route and route.fallback),
             provisional=bool(route and route.provisional),
             budget_left_ms=None if left_s is None else _ms(left_s),
-            **_tokens(reply, now - call.arrived_at),
+            **({"resumed": ", ".join(map(resumed_text, route.resumed))} if route and route.resumed else {}),
+            **_tokens(call, reply, now - call.arrived_at),
         )
 
     def ended(self, call: Call, error: BaseException, now: float) -> None:
@@ -89,7 +92,7 @@ class AccessLog:
         }
 
 
-def _tokens(reply: Reply, latency_s: float) -> dict[str, Any]:
+def _tokens(call: Call, reply: Reply, latency_s: float) -> dict[str, Any]:
     """What a generation took, where the answer is one; where it was streamed, how fast its tokens came too."""
     usage = usage_if_generated(reply.response)
     if usage is None:
@@ -105,6 +108,10 @@ def _tokens(reply: Reply, latency_s: float) -> dict[str, Any]:
         found["first_token_ms"] = _ms(first_s)
         if usage.completion_tokens > 1 and latency_s > first_s:
             found["tokens_per_s"] = round((usage.completion_tokens - 1) / (latency_s - first_s), 1)
+    kept = budgets_kept(call, first_s, latency_s, usage.completion_tokens)
+    for name, budget_s, is_kept in (("ttft", call.ttft_s, kept.first), ("tpot", call.tpot_s, kept.next)):
+        if budget_s is not None and is_kept is not None:
+            found |= {f"{name}_budget_ms": _ms(budget_s), f"{name}_kept": is_kept}
     return found
 
 

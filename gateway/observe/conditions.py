@@ -14,9 +14,11 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.found_targets import FoundTargets
 from gateway.core.fleet.name_claims import NameClaims
 from gateway.core.fleet.target import TargetView
 from gateway.core.health.degradation import Condition
+from gateway.store.shared_store import SharedStore
 from tidegate.estimate.stall_cost import StallCost
 
 MOST_SERIES: Final = 500
@@ -58,6 +60,31 @@ def name_conditions(claims: NameClaims, now: float) -> list[OtherCondition]:
 def loop_conditions(gateway: str, cost: StallCost) -> list[OtherCondition]:
     """The condition of a gateway whose own event loop is held up, while that costs deadlines."""
     return [OtherCondition(f"gateway/{gateway}", "loop_stalled", cost.since, cost.evidence)] if cost.evidence else []
+
+
+def discovery_conditions(found: FoundTargets) -> list[OtherCondition]:
+    """A condition for each source that is away or says what cannot be used, and for each target that is refused."""
+    away = [
+        OtherCondition(f"source/{one.name}", "source_away", one.away_since, one.why)
+        for one in found.sources.values()
+        if one.away_since is not None
+    ]
+    unusable = [
+        OtherCondition(f"source/{one.name}", "source_unusable", one.warned_at, one.warning)
+        for one in found.sources.values()
+        if one.warning
+    ]
+    refused = [OtherCondition(target_id, "id_conflict", since, why) for _, target_id, why, since in found.refusals()]
+    return [*away, *unusable, *refused]
+
+
+def store_conditions(store: SharedStore | None) -> list[OtherCondition]:
+    """The condition of a store that gateways share, while it does not answer."""
+    if store is None or store.away_since is None:
+        return []
+    return [
+        OtherCondition(f"store/{store.address.rpartition('//')[2]}", "store_away", store.away_since, f"{store.trouble}")
+    ]
 
 
 def conditions_json(fleet: Fleet, now: float, others: Iterable[OtherCondition] = ()) -> list[dict[str, Any]]:

@@ -4,13 +4,15 @@
                       autoscaler keeps what there is
     metric            tidegate_pool_replicas_needed, tidegate_pool_load (pool-seconds a second), by `metrics.py`
 
-What is needed is decided in `gateway/core/fleet/scaling.py`; requests report what they cost as they are sent. What
-admission refused for lack of room never becomes an attempt, so it is counted from here. How to have it followed by KEDA
-or an HPA: docs/degradation.md.
+Several gateways that see each other over MQTT all tell the need of all of them, so one is asked, or the largest is
+taken. What is needed is decided in `gateway/core/fleet/scaling.py`; requests report what they cost as they are sent.
+What admission refused for lack of room never becomes an attempt, so it is counted from here. How to have it followed
+by KEDA or an HPA: docs/degradation.md.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self
 
 import structlog
@@ -21,6 +23,7 @@ from prometheus_client.metrics_core import Metric
 from gateway.core.admission.admission import Admission
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.scaling import ReplicaScaler
+from gateway.core.peers.demand_terms import DemandTerms
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
 
@@ -29,10 +32,22 @@ log = structlog.get_logger(__name__)
 
 
 class ScalingWatch:
-    """Looks inside `async with`. Args: scaling: the fleet's own scaler, which hears of each attempt at a pool."""
+    """Looks inside `async with`.
 
-    def __init__(self, fleet: Fleet, admission: Admission, scaling: ReplicaScaler) -> None:
+    Args:
+        scaling: the fleet's own scaler, which hears of each attempt at a pool.
+        others: what other gateways need of the same pool at an instant; None of one that does not know.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        admission: Admission,
+        scaling: ReplicaScaler,
+        others: Callable[[float], Sequence[DemandTerms | None]] = lambda _now: (),
+    ) -> None:
         self.scaling = scaling
+        self._others = others
         self._fleet = fleet
         self._admission = admission
         self._turned_away = 0
@@ -52,7 +67,7 @@ class ScalingWatch:
         self.scaling.turned_away(turned_away - self._turned_away, now)
         self._turned_away = turned_away
         before = self.scaling.needed.replicas
-        needed = self._fleet.replicas_needed(now)
+        needed = self._fleet.replicas_needed(now, self._others(now))
         if needed is not None and self.scaling.known and needed.replicas != before:
             load, strain = round(needed.load, 3), round(needed.strain, 2)
             log.info("the pool needs another number of replicas", needed=needed.replicas, load=load, strain=strain)
@@ -62,6 +77,7 @@ class ScalingWatch:
         needed = self.scaling.needed
         return {
             "pool_replicas_needed": needed.replicas,
+            "gateways": 1 + len(self._others(clock.now())),
             "known": self.scaling.known,
             "load": round(needed.load, 4),
             "forecast": round(needed.forecast, 4),
@@ -100,7 +116,7 @@ def scaling_families(scaling: ReplicaScaler | None) -> list[Metric]:
     """Nothing while it is not known: an absent metric leaves an autoscaler where it is, a wrong one does not."""
     if scaling is None or not scaling.known:
         return []
-    text = "Replicas of the pool that answer the target share of this gateway's requests in time; not to be added up."
+    text = "Replicas of the pool that answer the target share of all gateways' requests in time: take the largest."
     return [
         GaugeMetricFamily("tidegate_pool_replicas_needed", text, value=scaling.needed.replicas),
         *[

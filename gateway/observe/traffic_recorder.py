@@ -44,9 +44,10 @@ _LOST_WITHOUT_ACK: Final = ("unreachable", "deadline_exceeded")
 
 
 class TrafficRecorder:
-    """Makes recordings of one gateway's traffic, one at a time."""
+    """Makes recordings of one gateway's traffic, one at a time. `serves`: whether callers come to this process."""
 
-    def __init__(self, memory: FlightRecorder, fleet: Fleet, *, gateway: str, policy: str) -> None:
+    def __init__(self, memory: FlightRecorder, fleet: Fleet, *, gateway: str, policy: str, serves: bool = True) -> None:
+        self._serves = serves
         self._memory = memory
         self._fleet = fleet
         self._gateway = gateway
@@ -54,6 +55,11 @@ class TrafficRecorder:
 
     async def stream(self, request: web.Request) -> web.StreamResponse:
         """The handler of the route."""
+        if not self._serves:
+            raise web.HTTPNotImplemented(
+                text="callers come to this gateway's workers, which make no recordings: record it with workers: 1, "
+                "or start several gateways (docs/gateways.md) and record each"
+            )
         for_s = _duration(request.query.get("for", "60"))
         memory = self._memory
         if memory.recording:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
@@ -27,17 +27,37 @@ from gateway.core.access.broker_rights import BrokerRights
 from gateway.core.estimate.service_cost import VariantCost
 from gateway.core.fleet.attestation import ATTESTATION_OFF
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.found_targets import FoundTargets
 from gateway.core.fleet.target import TargetView
 from gateway.core.history.query import RecordFilter, select_records
 from gateway.core.history.recorder import RequestRecord
+from gateway.core.peers.peers import Peers
 from gateway.observe.conditions import OtherCondition, conditions_json
 from gateway.operate.explanation import explanation_json, matching_records
+from gateway.operate.sources import source_of, sources_json
 from gateway.serving.dispatcher import Dispatcher
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 
 MOST_AT_ONCE: Final = 500  # requests in one answer
 MOST_OF_ONE_ID: Final = 10  # the hindsight of each walks over the whole flight recorder
+
+
+class AllProcesses(Protocol):
+    """The other processes of a gateway that has several, as its operators' port needs them."""
+
+    @property
+    def by_target(self) -> Mapping[str, int]:
+        """Their requests in flight by target."""
+        ...
+
+    def members(self) -> list[dict[str, Any]]:
+        """Each process, this one too."""
+        ...
+
+    async def decisions(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        """What they remember of requests, with the instant of each."""
+        ...
 
 
 def admin_routes(
@@ -47,21 +67,53 @@ def admin_routes(
     refused: Mapping[str, str],
     broker_rights: BrokerRights,
     others: Callable[[float], list[OtherCondition]] = lambda _now: [],
+    found: FoundTargets | None = None,
+    peers: Peers | None = None,
+    processes: AllProcesses | None = None,
+    cached: Callable[[], list[dict[str, Any]]] = list,
 ) -> list[web.RouteDef]:
-    """Args: others: the conditions at an instant that are of no target."""
+    """
+    Args:
+        others: the conditions at an instant that are of no target.
+        found: what the sources of discovery say.
+        peers: the gateways beside this one.
+        processes: of a gateway with `workers`; None: this is all.
+        cached: by model, what is answered from the response cache.
+    """
 
     async def state(_request: web.Request) -> web.Response:
         now = clock.now()
-        return web.json_response(state_of(fleet, catalog, now, refused, others(now), broker_rights.refusal))
+        refusal = broker_rights.refusal
+        told = state_of(fleet, catalog, now, refused, others(now), refusal, found=found)
+        workers: list[dict[str, Any]] = []
+        if processes is not None:
+            workers, elsewhere = processes.members(), processes.by_target
+            for target in told["targets"]:
+                target["in_flight"] += elsewhere.get(target["id"], 0)
+        return web.json_response({**told, "gateways": peers_json(peers, now), "workers": workers, "cache": cached()})
 
     async def decisions(request: web.Request) -> web.Response:
         sought, most, skip = _sought(request.query)
         # Records never change, so a thread may read them; rendering all would hold the event loop for too long.
         memory, request_id = dispatcher.recorder, request.query.get("id")
+        dated = "dated" in request.query or processes is not None
+        here, most_here = (skip, most) if processes is None else (0, min(MOST_AT_ONCE, most + skip))
         render = partial(
-            _rendered, tuple(memory), run=memory.run, request_id=request_id, sought=sought, most=most, skip=skip
+            _rendered,
+            tuple(memory),
+            run=memory.run,
+            request_id=request_id,
+            sought=sought,
+            most=most_here,
+            skip=here,
+            dated=dated,
         )
-        return web.Response(body=await asyncio.to_thread(render), content_type="application/json", charset="utf-8")
+        found = await asyncio.to_thread(render)
+        if processes is not None:
+            asked = {**request.query, "slowest" if sought.slowest else "last": str(most_here), "skip": "0"}
+            found = _merged([*found, *await processes.decisions(asked)], slowest=sought.slowest)[skip : skip + most]
+        body = msgspec.json.encode({"decisions": found})
+        return web.Response(body=body, content_type="application/json", charset="utf-8")
 
     async def conditions(_request: web.Request) -> web.Response:
         now = clock.now()
@@ -79,17 +131,31 @@ def admin_routes(
 
 
 def _rendered(
-    memory: Sequence[RequestRecord], *, run: str, request_id: str | None, sought: RecordFilter, most: int, skip: int
-) -> bytes:
+    memory: Sequence[RequestRecord],
+    *,
+    run: str,
+    request_id: str | None,
+    sought: RecordFilter,
+    most: int,
+    skip: int,
+    dated: bool,
+) -> list[dict[str, Any]]:
     if request_id:
         newest_first = matching_records(memory, request_id, run)[: -MOST_OF_ONE_ID - 1 : -1]
-        rendered = [explanation_json(record, memory, run) for record in newest_first]
+        pairs = [(record, explanation_json(record, memory, run)) for record in newest_first]
     else:
-        rendered = [
-            explanation_json(record, run=run)
-            for record in select_records(reversed(memory), sought, most, min(skip, len(memory)))
-        ]
-    return msgspec.json.encode({"decisions": rendered})
+        newest_first = select_records(reversed(memory), sought, most, min(skip, len(memory)))
+        pairs = [(record, explanation_json(record, run=run)) for record in newest_first]
+    if not dated:
+        return [one for _, one in pairs]
+    # The machine's clock, which all processes of a gateway read.
+    return [{**one, "at": record.arrived_at + record.elapsed_s} for record, one in pairs]
+
+
+def _merged(decisions: list[dict[str, Any]], *, slowest: bool) -> list[dict[str, Any]]:
+    """Those of several processes in one order: the slowest first, or the newest."""
+    key = "elapsed_ms" if slowest else "at"
+    return sorted(decisions, key=lambda one: -float(one[key]))
 
 
 def _sought(query: Mapping[str, str]) -> tuple[RecordFilter, int, int]:
@@ -120,9 +186,16 @@ def state_of(
     refused: Mapping[str, str],
     others: Sequence[OtherCondition] = (),
     broker_refusal: str = "",
+    *,
+    found: FoundTargets | None = None,
 ) -> dict[str, Any]:
+    found = found or FoundTargets()
     return {
-        "targets": [target_of(target, fleet, now) for target in fleet.targets.values()],
+        "targets": [
+            {**target_of(target, fleet, now), "source": source_of(found, target.id)}
+            for target in fleet.targets.values()
+        ],
+        "sources": sources_json(found, now),
         "models": [
             _model(manifest.name, manifest.version, [one.target.id for one in offered])
             for manifest in catalog.manifests
@@ -132,6 +205,19 @@ def state_of(
         "broker_refusal": broker_refusal,
         "ailing": [other.as_json(now) for other in others],
     }
+
+
+def peers_json(peers: Peers | None, now: float) -> dict[str, Any]:
+    """How many gateways share the fleet, this one included, and when each of the others last said what it is asked.
+
+    `has_namesake`: another live gateway has this one's name.
+    """
+    if peers is None:
+        return {"count": 1, "others": [], "has_namesake": False}
+    others = [
+        {"name": name, "said_s_ago": None if ago_s is None else round(ago_s, 1)} for name, ago_s in peers.seen(now)
+    ]
+    return {"count": peers.count(now), "others": others, "has_namesake": peers.has_namesake(now)}
 
 
 def target_of(target: TargetView, fleet: Fleet, now: float) -> dict[str, Any]:
@@ -174,6 +260,8 @@ def _offer(offer: ModelOffer, target: TargetView, fleet: Fleet) -> dict[str, Any
         "workers_lost": offer.worker.lost if offer.worker else 0,
         "sandbox": offer.sandbox,
         "variants": [variant.name for variant in offer.variants],
+        "grades": {variant.name: variant.grade for variant in offer.variants if variant.slots},
+        "upstream": offer.upstream,
         "paced": any(variant.paced for variant in offer.variants),
         "costs": {name: _cost(cost) for name, cost in costs.items()},
     }

@@ -8,6 +8,7 @@ and `/healthz`. Changes are audited in each case.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -17,6 +18,7 @@ from gateway.config.gateway import GatewayConfig
 from gateway.core.access.broker_rights import BrokerRights
 from gateway.core.admission.admission import Admission
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.peers.peers import Peers
 from gateway.core.versions.canary import CanaryRollout
 from gateway.delivery.trials import Trials
 from gateway.identity.audit import Audit
@@ -24,7 +26,7 @@ from gateway.identity.guard import GatewayGuard
 from gateway.identity.operator_access import OPEN, addresses_only, right_for_changes, right_required, token_for_changes
 from gateway.observe.conditions import OtherCondition
 from gateway.observe.traffic_recorder import TrafficRecorder
-from gateway.operate.admin import admin_routes
+from gateway.operate.admin import AllProcesses, admin_routes
 from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.console.page import Console, page_files
 from gateway.operate.console.snapshot import ConsoleView
@@ -53,15 +55,33 @@ def operator_routes(
     rollouts: Callable[[], Iterable[CanaryRollout]],
     trials: Trials,
     others: Callable[[float], list[OtherCondition]],
+    peers: Peers,
+    processes: AllProcesses | None = None,
+    admitted: Callable[[], dict[str, Any]] | None = None,
+    cached: Callable[[], list[dict[str, Any]]] = list,
 ) -> list[web.RouteDef]:
     """Return the admin port's routes; with the console's if `watch` is given.
 
     Args:
         others: the conditions at an instant that are of no target.
+        processes: of a gateway with `workers`; None: this is all.
+        admitted: the console's figures of what all of them let in.
+        cached: by model, what is answered from the response cache.
     """
-    recordings = TrafficRecorder(dispatcher.recorder, fleet, gateway=name, policy=policy)
+    recordings = TrafficRecorder(dispatcher.recorder, fleet, gateway=name, policy=policy, serves=processes is None)
     admin = [
-        *admin_routes(fleet, catalog, dispatcher, directory.refused, broker_rights, others),
+        *admin_routes(
+            fleet,
+            catalog,
+            dispatcher,
+            directory.refused,
+            broker_rights,
+            others=others,
+            found=directory.found,
+            peers=peers,
+            processes=processes,
+            cached=cached,
+        ),
         *device_routes(directory.devices),
         *log_level_routes(),
         web.get("/debug/recording", recordings.stream),
@@ -74,10 +94,12 @@ def operator_routes(
         fleet=fleet,
         admission=admission,
         catalog=catalog,
+        found=directory.found,
         refused=directory.refused,
         rollouts=rollouts,
         trials=lambda: trial_rows(trials),
         others=others,
+        admitted=admitted,
     )
     return [*admin, *Console(console_view).routes()]
 

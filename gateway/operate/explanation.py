@@ -13,10 +13,11 @@ from typing import Any, Final
 
 from gateway.core.fleet.pricing import METERED_BYTE, TIER
 from gateway.core.history.counterfactual import Alternative, Counterfactual, counterfactual_of
-from gateway.core.history.decision_record import CandidateRecord, DecisionRecord
+from gateway.core.history.decision_record import CandidateRecord, DecisionRecord, TokenRecord
 from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
 from gateway.core.history.waterfall import AttemptBar, WaterfallStage, waterfall
-from tidegate.types import Route
+from tidegate.generate.budgets_kept import each_token_s
+from tidegate.types import Resumed, Route
 
 _BECAUSE: Final = {
     "cheapest": "it is the cheapest that is likely enough in time",
@@ -75,6 +76,8 @@ def explanation_json(
         **({} if others is None else {"hindsight": _hindsight(counterfactual_of(record, others), record)}),
         "end": _answer(end.route) if isinstance(end, AnswerRecord) else {"error": end},
         **({} if (usage := _usage(record)) is None else {"tokens": usage}),
+        **({"wasted_tokens": record.wasted_tokens} if record.wasted_tokens else {}),
+        **({} if (budgets := _budgets(record)) is None else {"budgets": budgets}),
         "outcome": record.outcome,
         "ended": record.ended,
         "tried": list(record.tried()),
@@ -98,6 +101,28 @@ def _usage(record: RequestRecord) -> dict[str, Any] | None:
     }
 
 
+def _budgets(record: RequestRecord) -> dict[str, Any] | None:
+    """The three budgets of a generation, and what came; None of any other request."""
+    generation = None if record.decision is None else record.decision.ask.generation
+    if generation is None:
+        return None
+    answer = record.answer
+    begun_at = next((note.at for note in record.notes if note.what == "begun"), None)
+    first_s = None if begun_at is None else begun_at - record.arrived_at
+    made = 0 if answer is None or answer.usage is None else answer.usage.completion_tokens
+    each_s = None if first_s is None else each_token_s(first_s, record.elapsed_s, made)
+    first_by, whole_by = generation.first_by, record.deadline
+    return {
+        "first_ms": None if first_by is None else _ms(first_by - record.arrived_at),
+        "next_ms": None if generation.next_s is None else _ms(generation.next_s),
+        "whole_ms": None if whole_by is None else _ms(whole_by - record.arrived_at),
+        "first_token_ms": None if first_s is None else _ms(first_s),
+        "each_token_ms": None if each_s is None else _ms(each_s),
+        "expected_tokens": round(generation.mean_length, 1),
+        "most_tokens": generation.max_tokens,
+    }
+
+
 def choice_sentence(record: RequestRecord) -> str:
     """Return the choice and its reason as one sentence."""
     decision = record.decision
@@ -109,7 +134,17 @@ def choice_sentence(record: RequestRecord) -> str:
     return (
         f"{chosen.target} in {chosen.variant}, because {_BECAUSE.get(decision.reason, decision.reason)}: "
         f"expected in {chosen.finish_s * 1e3:.1f} of {decision.budget_s * 1e3:.0f} ms, in time with a chance of "
-        f"{chosen.claimed:.1%}, at a cost of {chosen.cost:.2g}."
+        f"{chosen.claimed:.1%}, at a cost of {chosen.cost:.2g}.{_token_words(chosen)}"
+    )
+
+
+def _token_words(chosen: CandidateRecord) -> str:
+    tokens = chosen.tokens
+    if tokens is None:
+        return ""
+    return (
+        f" Of its budgets: the first token with {tokens.first:.1%}, each further one, of {tokens.step_s * 1e3:.1f} ms, "
+        f"with {tokens.next:.1%}, the whole with {tokens.whole:.1%}."
     )
 
 
@@ -154,6 +189,18 @@ def _candidate(one: CandidateRecord, budget_s: float) -> dict[str, Any]:
         "in_time": one.finish_s + one.margin_s <= budget_s,
         "chance": round(one.chance, 4),
         **(judged if one.judged else {}),
+        **({} if one.tokens is None else {"tokens": _token_chances(one.tokens)}),
+    }
+
+
+def _token_chances(one: TokenRecord) -> dict[str, float]:
+    return {
+        "first_ms": _ms(one.first_s),
+        "step_ms": _ms(one.step_s),
+        "batch": round(one.batch, 1),
+        "first": round(one.first, 4),
+        "next": round(one.next, 4),
+        "whole": round(one.whole, 4),
     }
 
 
@@ -264,7 +311,9 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 
 def _answer(route: Route) -> dict[str, Any]:
+    resumed = {"resumed": [_resumed(one) for one in route.resumed]} if route.resumed else {}
     return {
+        **resumed,
         "served_by": route.served_by,
         "variant": route.variant,
         "reason": route.reason,
@@ -273,6 +322,18 @@ def _answer(route: Route) -> dict[str, Any]:
         "fallback": route.fallback,
         "degraded": route.degraded,
         "provisional": route.provisional,
+    }
+
+
+def _resumed(one: Resumed) -> dict[str, Any]:
+    return {
+        "from": one.lost,
+        "to": one.by,
+        "at": one.at,
+        "gap_ms": _ms(one.gap_s),
+        "grade": one.grade,
+        "reason": one.why,
+        "because": one.because,
     }
 
 

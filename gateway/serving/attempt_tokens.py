@@ -1,14 +1,21 @@
 """The tokens of one attempt: those of the attempt that begins first go to the caller, all others' nowhere.
 
 Two attempts may race to the first token. Nothing of an attempt is shown before the request machine has settled on it;
-from then on its tokens and the caller's credit pass through here without a look.
+from then on its tokens and the caller's credit pass through here, and are noted in the answer so far, from which
+another attempt can go on. An attempt that goes on with an answer counts its tokens from 0, and the caller from the
+beginning.
+
+Invariant: once an attempt was left (`leave`) nothing of it reaches the caller, whatever is still on its way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tidegate.token_sink import TokenBatch, TokenSink
+from gateway.core.estimate.token_gaps import TokenGaps
+from gateway.core.request.answer_so_far import AnswerSoFar
+from tidegate import clock
+from tidegate.token_sink import MAX_WINDOW, TokenBatch, TokenSink
 
 
 class AttemptTokens:
@@ -16,31 +23,33 @@ class AttemptTokens:
 
     Args:
         sink: the caller's.
+        answer: what the caller was given by this attempt and those before.
         begin: called with this at the first tokens; says whether this attempt is the one that answers.
+        gaps: of its target and variant.
     """
 
-    __slots__ = ("_begin", "_credit", "_is_chosen", "_sink", "_started", "made")
+    __slots__ = (
+        "_answer", "_answered", "_begin", "_credit", "_gaps", "_is_chosen", "_sink", "_started", "wasted", "window",
+    )  # fmt: skip
 
-    def __init__(self, sink: TokenSink, begin: Callable[[AttemptTokens], bool]) -> None:
+    def __init__(
+        self, sink: TokenSink, answer: AnswerSoFar, begin: Callable[[AttemptTokens], bool], gaps: TokenGaps
+    ) -> None:
         self._sink = sink
+        self._answer = answer
+        self._answered = len(answer)
         self._begin = begin
+        self._gaps = gaps
         self._is_chosen: bool | None = None  # None: nothing has come yet
         self._started = 0, 0
         self._credit: Callable[[int], None] | None = None
-        self.made = 0  # tokens that the caller was given
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self._started[0]
+        self.window = answer.window
+        self.wasted = 0  # tokens that came and were not given to the caller
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompt."""
+        """Of what this attempt was given to compute first: the prompt, and the tokens that it goes on after."""
         return self._started[1]
-
-    @property
-    def window(self) -> int:
-        return self._sink.window
 
     def started(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Kept until its first token is there: a prompt that is computed is no beginning of an answer."""
@@ -50,16 +59,56 @@ class AttemptTokens:
         if self._is_chosen is None:
             self._is_chosen = self._begin(self)
             if self._is_chosen:
-                if self._credit is not None:
-                    self._sink.on_credit(self._credit)
-                self._sink.started(*self._started)
+                self._speak()
+        if not self._is_chosen:
+            self.wasted += batch.size
+            return
+        self._answer.took(batch, self._gaps, clock.now())
+        if self._answered:
+            batch = batch._replace(first=self._answered + batch.first)
+        self._sink.put(batch)
+
+    def on_credit(self, credit: Callable[[int], None]) -> None:
+        self._credit = credit
+
+    def leave(self) -> None:
+        """The attempt has ended or is not needed any more."""
         if self._is_chosen:
-            self.made += len(batch.ids)
-            self._sink.put(batch)
+            self._answer.falls_silent()
+        self._is_chosen = False
+
+    def _speak(self) -> None:
+        answer = self._answer
+        if not self._answered:
+            answer.prompt_tokens, answer.cached_tokens = self._started
+            self._sink.on_credit(lambda count: answer.credited(count, clock.now()))
+            self._sink.started(*self._started)
+        answer.speaks(self._answered + self.window, self._credit, clock.now())
+
+    def __repr__(self) -> str:
+        state = {None: "nothing yet", True: "chosen", False: "not chosen"}[self._is_chosen]
+        return f"<AttemptTokens {state}>"
+
+
+class UnreadTokens:
+    """A `TokenSink` for a caller that wants its answer in one piece: tokens come only to be gone on with."""
+
+    __slots__ = ("_credit",)
+
+    window = MAX_WINDOW
+
+    def __init__(self) -> None:
+        self._credit: Callable[[int], None] | None = None
+
+    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
+        pass
+
+    def put(self, batch: TokenBatch) -> None:
+        if self._credit is not None:
+            self._credit(batch.size)
 
     def on_credit(self, credit: Callable[[int], None]) -> None:
         self._credit = credit
 
     def __repr__(self) -> str:
-        state = {None: "nothing yet", True: "chosen", False: "not chosen"}[self._is_chosen]
-        return f"<AttemptTokens {state}>"
+        return "<UnreadTokens>"

@@ -1,7 +1,8 @@
 """Answers calls by placing them on targets: one execution (`execution.py`) a call, and what all executions share.
 
 `work_estimate.py` describes a call to placement. A step of a sequence is placed on the target that keeps its state, in
-a single attempt (`gateway/core/request/affinity.py`), under an id that no other tenant can use.
+a single attempt (`gateway/core/request/affinity.py`), under an id that no other tenant can use. Its client may bring
+the target with it, signed by another gateway (`gateway/core/access/sequence_home.py`).
 
 Attempts that have a task of their own are owned here until they have ended, also beyond their request.
 """
@@ -12,6 +13,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
 
+from msgspec.structs import replace
+
+from gateway.core.access.sequence_home import SequenceHomes
 from gateway.core.access.sequence_scope import scope_sequence, scoped_sequence_id
 from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.placement import Placement
@@ -21,11 +25,14 @@ from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 from gateway.serving.confidence_policy import ConfidencePolicies
 from gateway.serving.context import AttemptListener
 from gateway.serving.execution import RequestExecution
+from gateway.serving.own_places import OwnPlaces
 from gateway.serving.work_estimate import AskBuilder, ManifestOf
 from gateway.targets.target import Target
 from tidegate import clock
 from tidegate.models.share_weights import ShareWeights
+from tidegate.oip.reply import HOME_KEY
 from tidegate.oip.sequence import SequenceStep, sequence_of
+from tidegate.outcome import InvalidRequest
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.types import Call, Reply
 
@@ -47,6 +54,7 @@ class Dispatcher:
         weight_of: Callable[[str], float] = lambda _tenant: 1.0,
         shares: ShareWeights | None = None,
         listener: AttemptListener | None = None,
+        homes: SequenceHomes | None = None,
     ) -> None:
         """Args:
         memory: keeps finished requests for explanations.
@@ -55,12 +63,14 @@ class Dispatcher:
         weight_of: the weight of a tenant's answers relative to others'.
         shares: the weight of a model's answers relative to others'.
         listener: observes how attempts end.
+        homes: signs where a sequence's state is, and believes other gateways; None: only this one knows.
         """
         self.recorder = FlightRecorder(256) if memory is None else memory  # one that is empty is false
         self.placer = placer
         self.placement: Placement = placement or placer
         self.hedges: HedgePolicy = hedges or DeadlineHedging()
         self.affinity = Affinity()
+        self._homes = homes
         self.judges = ConfidencePolicies(manifest_of, overloaded)
         self.targets = targets
         self.draw = draw
@@ -82,7 +92,13 @@ class Dispatcher:
             call = scope_sequence(call)
             if kept is not None:
                 return self._step(call, *kept, taken_at)
-        return RequestExecution(self, call, self.ask_builder.ask(call), taken_at=taken_at).run()
+        placement = self._placement_for(call)
+        return RequestExecution(self, call, self.ask_builder.ask(call), taken_at=taken_at, placement=placement).run()
+
+    def _placement_for(self, call: Call) -> Placement:
+        """What another gateway sent is not sent on to a third one."""
+        sites = self.placer.fleet.sites
+        return OwnPlaces(self.placement, sites) if call.path and sites else self.placement
 
     def _remembered(self, call: Call) -> tuple[SequenceStep, float] | None:
         """The sequence step of a call to a stateful model, and how long its state is kept; None for any other call."""
@@ -93,12 +109,29 @@ class Dispatcher:
         return step._replace(id=scoped_sequence_id(call.tenant, step.id)), kept.ttl_s
 
     async def _step(self, call: Call, step: SequenceStep, ttl_s: float, taken_at: float) -> Reply:
+        told, call = self._home_told(call, step)
         ask = self.ask_builder.ask(call)
-        sticky = self.affinity.placement(ask.model, step, self.placement, clock.now())
+        sticky = self.affinity.placement(ask.model, step, self._placement_for(call), clock.now(), told)
         reply = await RequestExecution(self, call, ask, sticky, taken_at=taken_at).run()
         assert reply.route is not None
         self.affinity.answered(ask.model, step, reply.route.served_by, clock.now() + ttl_s)
-        return reply
+        if self._homes is None or step.end:
+            return reply
+        model, target = call.request.model_name, reply.route.served_by
+        return replace(reply, sequence_home=self._homes.token(model, step.id, target, clock.utc_s() + ttl_s))
+
+    def _home_told(self, call: Call, step: SequenceStep) -> tuple[str | None, Call]:
+        """The target that a client's token names, and the call without it. Raises InvalidRequest."""
+        parameters = call.request.parameters
+        token = call.headers.get(HOME_KEY) or parameters.get(HOME_KEY)
+        if HOME_KEY in parameters:
+            kept = {name: value for name, value in parameters.items() if name != HOME_KEY}
+            call = replace(call, request=replace(call.request, parameters=kept))
+        if self._homes is None or step.start or not token:
+            return None, call
+        if not isinstance(token, str):
+            raise InvalidRequest(f"parameter {HOME_KEY!r} must be a text, not {token!r}")
+        return self._homes.target(token, call.request.model_name, step.id, clock.utc_s()), call
 
     def next_key(self) -> int:
         return next(self._keys)

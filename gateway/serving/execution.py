@@ -13,6 +13,9 @@ caller's cancellation is never mistaken for its own.
 Where a model's manifest says how sure it must be, the confidence of its answers is read from their tensors here, and
 goes into the machine with the answer; an unsure one is kept until the machine has decided.
 
+The tokens of a generation come through an `AttemptTokens` each, which notes them in the answer so far: what the request
+for the rest of it and the one reply of all its parts are made from (`continued_generation.py`).
+
 When the caller is cancelled every attempt is cancelled with it, and with each the work in the far queue.
 A target that raises anything but a ServeError has a defect: it is logged with its traceback, and the request goes on
 elsewhere as after any failure.
@@ -38,18 +41,25 @@ from gateway.core.history.recorder import (
 )
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placement import Placement
+from gateway.core.placement.placer import Candidate
+from gateway.core.placement.utility import token_objectives
+from gateway.core.request.answer_so_far import AnswerSoFar
 from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.hedging import EARLY_S
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
-from gateway.serving.attempt_tokens import AttemptTokens
+from gateway.core.request.resumption import Resumption
+from gateway.serving.attempt_tokens import AttemptTokens, UnreadTokens
 from gateway.serving.confidence_policy import ConfidencePolicy
 from gateway.serving.context import DispatchContext
+from gateway.serving.continued_generation import continued_request, joined_response, response_so_far
 from gateway.serving.work_estimate import tensor_bytes
+from gateway.targets.site import SiteTarget
 from tidegate import clock
-from tidegate.generate.usage import STOPPED, Usage, usage_if_generated, usage_parameters
+from tidegate.generate.usage import SPENT, STOPPED, FinishReason, usage_if_generated
 from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
+from tidegate.token_sink import TokenSink
 from tidegate.tracing.propagation import outgoing_context
-from tidegate.types import Accepted, Call, InferRequest, InferResponse, Reply
+from tidegate.types import Accepted, Call, InferRequest, Reply, Route
 
 log = structlog.get_logger(__name__)
 
@@ -66,10 +76,10 @@ class RequestExecution:
     """One request under way."""
 
     __slots__ = (
-        "_answers", "_attempts", "_attested", "_base_cancelling", "_body_bytes", "_call", "_context", "_end",
-        "_inline", "_interrupted", "_judged", "_loop", "_machine", "_next", "_notes", "_placed_at", "_request",
-        "_rests_on", "_rows", "_started_at", "_streamed", "_taken_at", "_task", "_tasks", "_timer", "_units", "_waiter",
-        "_wake_due_at",
+        "_answered_before", "_answers", "_ask", "_attempts", "_attested", "_base_cancelling", "_body_bytes", "_call",
+        "_context", "_end", "_inline", "_interrupted", "_judged", "_loop", "_machine", "_next", "_notes", "_placed_at",
+        "_request", "_rests_on", "_resumption", "_rows", "_sink", "_so_far", "_started_at", "_streamed", "_streams",
+        "_taken_at", "_task", "_tasks", "_timer", "_waiter", "_wake_due_at", "_wasted",
     )  # fmt: skip
 
     def __init__(
@@ -80,20 +90,32 @@ class RequestExecution:
         once: Placement | None = None,
         *,
         taken_at: float | None = None,
+        placement: Placement | None = None,
     ) -> None:
-        """Args: once: places the request instead, for a single attempt. taken_at: when the dispatcher got the call."""
+        """Args:
+        once: places the request instead, for a single attempt.
+        taken_at: when the dispatcher got the call.
+        placement: instead of the context's; None: that.
+        """
         request = call.request
         self._context = context
         self._call = call
+        self._ask = ask
         self._taken_at = call.arrived_at if taken_at is None else taken_at
         # The version is settled here: what "the latest" is may differ from target to target during a rollout.
         self._request: InferRequest = request if request.model_version else request.pinned(ask.version)
-        self._units, self._rows, self._body_bytes = ask.units, ask.rows, ask.body_bytes
+        self._rows, self._body_bytes = ask.rows, ask.body_bytes
         self._judged = judged = context.judges.of(ask.model, ask.version)
         escalations = judged.escalations if judged is not None else None
         hedges = context.hedges
+        terms = None if once is not None else context.ask_builder.resumption_terms(call)
+        self._sink: TokenSink | None = UnreadTokens() if call.tokens is None and terms is not None else call.tokens
+        self._so_far = None if self._sink is None else AnswerSoFar(self._sink.window)
+        self._resumption = None if terms is None or self._so_far is None else Resumption(terms, self._so_far)
         if once is None:
-            self._machine = RequestMachine(ask, context.placement, hedges=hedges, escalations=escalations)
+            self._machine = RequestMachine(
+                ask, placement or context.placement, hedges=hedges, escalations=escalations, resumption=self._resumption
+            )
         else:
             self._machine = RequestMachine(ask, once, max_attempts=1, hedges=hedges)
         self._attested = ask.attested
@@ -108,7 +130,10 @@ class RequestExecution:
         self._waiter: asyncio.Future[None] | None = None
         self._notes: list[RequestEvent] = []  # what happened, for explanations
         self._answers: dict[int, tuple[Reply, float, float]] = {}  # by attempt: the reply, its link time, its instant
-        self._streamed: tuple[int, AttemptTokens] | None = None  # the attempt that answers token by token
+        self._streams: dict[int, AttemptTokens] = {}  # by attempt under way, where its answer comes token by token
+        self._streamed: int | None = None  # of those the one that has begun last
+        self._answered_before: dict[int, int] = {}  # by attempt: the tokens that it goes on after, where there are any
+        self._wasted = 0  # tokens that were computed more than once, or came and were given to no one
         self._end: Answer | Refuse | None = None
 
     async def run(self) -> Reply:
@@ -127,9 +152,10 @@ class RequestExecution:
             now = clock.now()
             self._perform(self._machine.cancelled(now), now)
             why = error.args[0] if isinstance(error, asyncio.CancelledError) and error.args else "the caller left"
-            if why == STOPPED and self._streamed is not None:
+            if why in (STOPPED, SPENT) and self._streamed is not None:
                 task.uncancel()
-                return self._stopped(*self._streamed, now)
+                return self._stopped(self._streamed, now) if why == STOPPED else self._cut(self._streamed, now)
+            self._learn_cut()
             self._remember(f"cancelled: {why}", now)
             raise
         finally:
@@ -153,12 +179,25 @@ class RequestExecution:
             self._waiter.set_result(None)
 
     def _launch(self, launch: Launch, now: float) -> None:
-        number, one = launch
+        number, one = launch.attempt, launch.candidate
         offered = one.offered
         self._notes.append(
             RequestEvent(now, "launched", number, offered.target.spec.id, offered.variant.name, one.finish_s)
         )
-        self._attempts[number] = AttemptTelemetry(one, self._context.next_key(), self._units, now, self._body_bytes)
+        if number == 0 and self._call.on_accepted is not None:  # another gateway asks: its link to here works
+            self._call.on_accepted(Accepted(0, one.finish_s))
+        if launch.answered and self._resumption is not None:
+            self._answered_before[number] = launch.answered
+            self._wasted += self._resumption.terms.prompt_tokens + launch.answered  # which had been computed
+        generation = self._ask.generation
+        self._attempts[number] = AttemptTelemetry(
+            one,
+            self._context.next_key(),
+            launch.units,
+            now,
+            self._body_bytes,
+            prefix=() if generation is None else generation.prefix,
+        )
         if self._inline is None and self._next is None:
             self._next = launch
             return
@@ -167,7 +206,7 @@ class RequestExecution:
         self._context.spawn(task)
 
     def _wake_at(self, at: float) -> None:
-        if self._call.deadline is not None and at < self._call.deadline:
+        if self._call.deadline is not None and at < self._call.deadline and self._streamed is None:
             self._note(RequestEvent(at, "look", 0))
         self._wake_due_at = at
         if self._timer is not None:
@@ -178,8 +217,16 @@ class RequestExecution:
 
     def _cancel(self, cancel: Cancel, now: float) -> None:
         number = cancel.attempt
-        self._attempts.pop(number).cancelled(now, hopeless=cancel.hopeless)
-        self._note(RequestEvent(now, "cancelled", number))
+        attempt = self._attempts.pop(number)
+        self._leave(number)
+        if self._streamed not in (None, number):
+            self._lose_race(number, attempt)
+        if cancel.error is None:
+            attempt.cancelled(now, hopeless=cancel.hopeless)
+            self._note(RequestEvent(now, "cancelled", number))
+        else:
+            attempt.stalled(cancel.error, now, self._context.draw())
+            self._told_failed(number, attempt, cancel.error, now)
         if self._next is not None and self._next.attempt == number:
             self._next = None
         elif number == self._inline:
@@ -187,6 +234,18 @@ class RequestExecution:
             self._task.cancel()
         elif number in self._tasks:
             self._tasks[number].cancel()
+
+    def _lose_race(self, number: int, attempt: AttemptTelemetry) -> None:
+        """Count an attempt that is cancelled since another one gave the first token: its prompt, computed in vain."""
+        generation, candidate = self._ask.generation, attempt.candidate
+        if generation is None:
+            return
+        self._wasted += generation.prompt_tokens + self._answered_before.get(number, 0)
+        budget, tokens, price = self._context.placer.cloud_budget, candidate.tokens, candidate.target.spec.token_price
+        if budget is None or tokens is None or candidate.offered.zone != "cloud":
+            return
+        slot_s = tokens.first_s / max(1, candidate.variant.slots)
+        budget.spent(slot_s if price.is_free else price.of(generation.prompt_tokens, 0))
 
     # what happens: each becomes an event of the machine
 
@@ -211,12 +270,13 @@ class RequestExecution:
             return False
         now = clock.now()
         self._note(RequestEvent(now, "begun", number))
+        self._streamed = number
         self._perform(self._machine.begun(number, now), now)
         if number not in self._attempts:  # another one had begun
             return False
+        self._attempts[number].begun(now, tokens.cached_tokens)
         if self._call.on_begun is not None:
             self._call.on_begun(self._machine.route_of(number))
-        self._streamed = number, tokens
         return True
 
     def _answered(self, number: int, reply: Reply) -> None:
@@ -240,10 +300,20 @@ class RequestExecution:
         )
         budget = self._context.placer.cloud_budget
         if budget is not None and attempt.candidate.offered.zone == "cloud":
-            # What it took is its batch's compute, of which its rows are a share.
+            # What it took is its batch's compute, of which its rows are a share; a generation has a slot of several.
             share = self._rows / max(reply.batch_size, self._rows)
-            budget.spent(reply.stages.get("compute", attempt.candidate.compute_s) * share)
+            if attempt.candidate.tokens is not None:
+                share = 1.0 / max(1, attempt.candidate.variant.slots)
+            paid_s = self._paid_s(attempt.candidate, reply)
+            budget.spent(reply.stages.get("compute", attempt.candidate.compute_s) * share if paid_s is None else paid_s)
         self._perform(self._machine.answered(number, now, confidence), now)
+
+    @staticmethod
+    def _paid_s(candidate: Candidate, reply: Reply) -> float | None:
+        """What an answer's tokens cost, in seconds of a pool; None where they have no price."""
+        price = candidate.offered.target.spec.token_price
+        usage = None if price.is_free else usage_if_generated(reply.response)
+        return None if usage is None else price.of(usage.prompt_tokens, usage.completion_tokens)
 
     def _confidence(self, judged: ConfidencePolicy, variant: str, reply: Reply) -> float | None:
         return judged.judge.confidence(variant, self._request.outputs, reply.response.outputs)
@@ -253,16 +323,30 @@ class RequestExecution:
         if attempt is None:
             return
         now = clock.now()
+        self._note_failure(number, attempt, error, now)
+        self._perform(self._machine.failed(number, error, now), now)
+
+    def _note_failure(self, number: int, attempt: AttemptTelemetry, error: ServeError, now: float) -> None:
         attempt.failed(error, now, self._context.draw())
+        self._told_failed(number, attempt, error, now)
+
+    def _told_failed(self, number: int, attempt: AttemptTelemetry, error: ServeError, now: float) -> None:
         if self._context.listener is not None:
             self._context.listener.failed(self._call, attempt.candidate.target.id, error)
         self._note(RequestEvent(now, "failed", number, words=truncated_words(f"{error.code}: {error.message}")))
-        self._perform(self._machine.failed(number, error, now), now)
+
+    def _leave(self, number: int) -> None:
+        """Nothing more of this attempt is given to the caller."""
+        tokens = self._streams.pop(number, None)
+        if tokens is not None:
+            tokens.leave()
+            self._wasted += tokens.wasted
 
     def _over(self, number: int) -> AttemptTelemetry | None:
         """Take an attempt off the list of those under way; None if it was cancelled as it ended."""
         if number == self._inline:
             self._inline = None  # its place in the caller's task is free for a fallback
+        self._leave(number)
         return self._attempts.pop(number, None)
 
     # attempts
@@ -303,16 +387,38 @@ class RequestExecution:
         if self._attested:
             self._check_evidence(launch, call.deadline)
         traceparent, tracestate = outgoing_context(call, launch.attempt)
+        request = self._request
+        if launch.answered and self._resumption is not None:
+            request = continued_request(request, self._resumption.answer, self._resumption.terms)
+        if isinstance(target, SiteTarget):
+            return target.relay(
+                call,
+                request,
+                budget_s=call.deadline - clock.now(),
+                traceparent=traceparent,
+                tracestate=tracestate,
+                on_accepted=partial(self._accepted, launch.attempt),
+                tokens=None if self._sink is None else self._tokens_of(launch, self._sink),
+            )
+        now = clock.now()
         return target.infer(
-            self._request,
+            request,
             variant=offered.variant.name,
-            budget_s=call.deadline - clock.now(),
+            budget_s=call.deadline - now,
             priority=call.priority,
             traceparent=traceparent,
             tracestate=tracestate,
             on_accepted=partial(self._accepted, launch.attempt),
-            tokens=None if call.tokens is None else AttemptTokens(call.tokens, partial(self._begun, launch.attempt)),
+            tokens=None if self._sink is None else self._tokens_of(launch, self._sink),
+            objectives=token_objectives(launch.candidate, self._ask, now, goes_on=launch.answered > 0),
         )
+
+    def _tokens_of(self, launch: Launch, sink: TokenSink) -> AttemptTokens:
+        assert self._so_far is not None
+        gaps = launch.candidate.offered.cost.token_gaps
+        tokens = AttemptTokens(sink, self._so_far, partial(self._begun, launch.attempt), gaps)
+        self._streams[launch.attempt] = tokens
+        return tokens
 
     def _check_evidence(self, launch: Launch, deadline: float) -> None:
         """Check that the target's evidence still counts.
@@ -338,13 +444,26 @@ class RequestExecution:
     def _finish(self, end: Answer | Refuse) -> Reply:
         now = clock.now()
         if isinstance(end, Refuse):
+            self._learn_cut()
             end.error.attempted = bool(self._machine.reasons)
             end.error.request_id = self._remember(f"{end.error.code}: {end.error.message}", now)
             raise end.error
+        if end.attempt not in self._answers:
+            return self._replied(end.attempt, end.route, "length", now)
         assert self._call.deadline is not None
         reply, link_s, answered_at = self._answers[end.attempt]
-        request_id = self._remember(AnswerRecord(end.attempt, end.route, usage_if_generated(reply.response)), now)
+        if self._resumption is not None and end.attempt in self._answered_before:
+            before, terms = self._answered_before[end.attempt], self._resumption.terms
+            reply = replace(reply, response=joined_response(reply.response, self._resumption.answer, before, terms))
+        usage = usage_if_generated(reply.response)
+        if usage is not None:
+            self._context.ask_builder.learn_length(
+                self._ask, usage.completion_tokens, ended=usage.finish_reason == "stop"
+            )
         route = end.route
+        if reply.route is not None:
+            route = _through_site(route, reply.route)
+        request_id = self._remember(AnswerRecord(end.attempt, route, usage), now)
         if route.provisional:
             answered_at = now  # it waited for a better one
         if reply.variant and reply.variant != route.variant:
@@ -360,32 +479,45 @@ class RequestExecution:
             request_id=request_id,
             batch_wait_s=min(reply.batch_wait_s, reply.stages.get("queue", 0.0)),
             link_out_s=self._link_out_s(end, link_s),
-            first_token_s=None if self._call.tokens is None else self._first_token_s(end.attempt),
+            first_token_s=None if self._call.tokens is None else self._first_token_s(),
         )
 
-    def _stopped(self, attempt: int, tokens: AttemptTokens, now: float) -> Reply:
+    def _stopped(self, attempt: int, now: float) -> Reply:
         """The end of an answer of which its front has had all that it wants: what came of it, which the front has."""
-        usage = Usage("stop", tokens.prompt_tokens, tokens.made, tokens.cached_tokens)
-        route = self._machine.route_of(attempt)
-        request_id = self._remember(AnswerRecord(attempt, route, usage), now)
-        request = self._request
+        self._context.ask_builder.learn_length(self._ask, len(self._so_far or ()), ended=True)
+        return self._replied(attempt, self._machine.route_of(attempt), "stop", now)
+
+    def _cut(self, attempt: int, now: float) -> Reply:
+        """The end of an answer that goes no further because nobody pays for more."""
+        self._learn_cut()
+        return self._replied(attempt, self._machine.route_of(attempt), "length", now, cut=SPENT)
+
+    def _replied(self, attempt: int, route: Route, reason: FinishReason, now: float, *, cut: str = "") -> Reply:
+        """The reply that the caller's tokens are, where no target said how they ended."""
+        assert self._so_far is not None
+        response = response_so_far(self._request, self._so_far, reason)
+        request_id = self._remember(AnswerRecord(attempt, route, usage_if_generated(response)), now)
         assert self._call.deadline is not None
         return Reply(
-            response=InferResponse(
-                request.model_name, request.model_version, (), id=request.id, parameters=usage_parameters(usage)
-            ),
+            response=response,
             route=route,
             budget_left_s=self._call.deadline - now,
             variant=route.variant,
             attested=self._rests_on.get(attempt, ""),
             request_id=request_id,
-            first_token_s=self._first_token_s(attempt),
+            first_token_s=None if self._call.tokens is None else self._first_token_s(),
+            cut=cut,
         )
 
-    def _first_token_s(self, attempt: int) -> float | None:
+    def _learn_cut(self) -> None:
+        """Learn from an answer that was cut: by its caller, by its deadline, or by a failure."""
+        if self._so_far is not None and len(self._so_far):
+            self._context.ask_builder.learn_length(self._ask, len(self._so_far), ended=False)
+
+    def _first_token_s(self) -> float | None:
         """From the request's arrival to the answer's first token; None for an answer that came in one piece."""
         for note in self._notes:
-            if note.what == "begun" and note.attempt == attempt:
+            if note.what == "begun":
                 return note.at - self._call.arrived_at
         return None
 
@@ -426,6 +558,7 @@ class RequestExecution:
                 end=end if isinstance(end, AnswerRecord) else truncated_words(end),
                 elapsed_s=now - call.arrived_at,
                 deadline=call.deadline,
+                wasted_tokens=self._wasted,
             ),
             machine.decision,
         )
@@ -446,3 +579,8 @@ class RequestExecution:
 
     def __repr__(self) -> str:
         return f"<RequestExecution {self._request.id or '-'} {self._machine!r}>"
+
+
+def _through_site(route: Route, inner: Route) -> Route:
+    """The route with that of the site which answered; a lower precision there is declared here as well."""
+    return replace(route, inner=inner, degraded=route.degraded or inner.degraded)

@@ -22,7 +22,7 @@ from tidegate.link.client import MAX_MESSAGE_BYTES, LinkClient
 from tidegate.link.frames import Greeting
 from tidegate.link.session import KeepaliveTiming, MessageStream
 from tidegate.outcome import Disconnected
-from tidegate.token_sink import TokenSink
+from tidegate.token_sink import TokenObjectives, TokenSink
 from tidegate.types import Accepted, InferRequest, LoadReport, Reply
 
 UNBOUND = Attestation("it dialled out: evidence is bound to both certificates, and a dialler is not told which it saw")
@@ -52,6 +52,10 @@ class AcceptedLink:
         self.proven = proven
         self.greeting: Greeting | None = None
         self.greeted_once = asyncio.Event()
+        self.load: LoadReport | None = None  # the last that came without an answer
+        self.rtt_s: float | None = None
+        self._on_load: Callable[[], None] = _unlent
+        self._on_leaving: Callable[[str], None] = _stays
         self._on_event: Callable[[LinkEvent], None] = _unheard
         self.refused = ""
         self._welcome = welcome
@@ -103,6 +107,7 @@ class AcceptedLink:
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
         tokens: TokenSink | None = None,
+        objectives: TokenObjectives | None = None,
     ) -> Reply:
         """As `Target.infer`."""
         if not self.open:
@@ -117,6 +122,7 @@ class AcceptedLink:
             on_accepted=on_accepted,
             tracestate=tracestate,
             tokens=tokens,
+            objectives=objectives,
         )
 
     def up(self) -> LinkUp:
@@ -132,6 +138,10 @@ class AcceptedLink:
         """Report nothing any more: the stream belongs to no target now."""
         self._on_event = _unheard
 
+    def lend(self, on_load: Callable[[], None], on_leaving: Callable[[str], None]) -> None:
+        """For others that use this stream too: report each change of its load or offers, and its goodbye."""
+        self._on_load, self._on_leaving = on_load, on_leaving
+
     # Listener
 
     def greeted(self, greeting: Greeting) -> None:
@@ -145,20 +155,32 @@ class AcceptedLink:
         if offers is not None and self.greeting is not None:  # a target that attaches later gets the offers of now
             held = self.greeting
             self.greeting = Greeting(held.name, held.epoch, held.agent_version, offers)
+        self.load = load
         self._on_event(LinkLoad(self.id, load, offers))
+        self._on_load()
 
     def measured(self, rtt_s: float) -> None:
+        self.rtt_s = rtt_s
         self._on_event(LinkRtt(self.id, rtt_s))
 
     def leaving(self, reason: str) -> None:
         self._leaving = f"leaving: {reason}"
         self._on_event(LinkDown(self.id, self._leaving, in_order=True))
+        self._on_leaving(reason)
 
     def unattested(self) -> LinkAttested:
         return LinkAttested(self.id, UNBOUND)
 
     def __repr__(self) -> str:
         return f"<AcceptedLink {self.id or 'ungreeted'} from {self.peer} {self._client!r}>"
+
+
+def _unlent() -> None:
+    """For a stream that one process uses."""
+
+
+def _stays(_reason: str) -> None:
+    """As `_unlent`."""
 
 
 def _unheard(_event: LinkEvent) -> None:

@@ -25,7 +25,7 @@ from gateway.targets.accepted_link import AcceptedLink
 from gateway.targets.link import LinkTarget
 from gateway.targets.unary import UnaryTarget
 from tidegate.outcome import Disconnected
-from tidegate.token_sink import TokenSink
+from tidegate.token_sink import TokenObjectives, TokenSink
 from tidegate.types import Accepted, InferRequest, Reply
 
 MakeDirect = Callable[[Callable[[LinkEvent], None]], LinkTarget | UnaryTarget]
@@ -95,6 +95,7 @@ class DeviceTarget:
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
         tokens: TokenSink | None = None,
+        objectives: TokenObjectives | None = None,
     ) -> Reply:
         path = self._direct if self._direct_up or self._accepted is None else self._accepted
         if path is None:
@@ -108,6 +109,7 @@ class DeviceTarget:
             on_accepted=on_accepted,
             tracestate=tracestate,
             tokens=tokens,
+            objectives=objectives,
         )
 
     # the path that the device dialled

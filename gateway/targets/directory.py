@@ -1,10 +1,13 @@
-"""The targets that exist now: opened and closed as the configuration and the fleet's messages say.
+"""The targets that exist now: opened and closed as the sources of discovery and the fleet's messages say.
 
-The fleet view decides from numbers; this file owns the connections behind them. Static targets are opened at the
-start and closed at the end. A device that is known over MQTT gets a target when it is believed alive, and loses it when
-it is gone and its link is broken as well: a working link outranks what a broker says. A device that comes back under
-another address gets a new connection. A device that dials out (`dial_in.py`) has a target for as long as its stream
-stands, whether or not its address may be dialled; with both paths it has one target all the same (`device.py`).
+The fleet view decides from numbers; this file owns the connections behind them. Targets that sources find
+(`gateway/core/fleet/found_targets.py`; the configuration's own list is one) are opened when they are found. One that
+moves keeps what was learned of it and gets a new connection; on the old one nothing new begins, and it is closed when
+what is under way there has ended, or after `RETIRE_S`. A device that is known over MQTT gets a target when it is
+believed alive, and loses it when it is gone and its link is broken as well: a working link outranks what a broker says.
+A device that comes back under another address gets a new connection. A device that dials out (`dial_in.py`) has a
+target for as long as its stream stands, whether or not its address may be dialled; with both paths it has one target
+all the same (`device.py`).
 
 Events of links go two ways: into the fleet view, and, for devices, back to the register that MQTT feeds, since an
 answer is the best sign of life there is. One task does the opening and closing, in order; callbacks only wake it.
@@ -16,11 +19,12 @@ has no hello.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from dataclasses import replace as changed
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 from msgspec.structs import replace
@@ -29,18 +33,20 @@ from gateway.catalog import Catalog
 from gateway.core.access.networks import AllowedNetworks
 from gateway.core.fleet.attestation import Attestation
 from gateway.core.fleet.fleet import STATIC_REDIAL_S, Fleet
+from gateway.core.fleet.found_targets import FoundTarget, FoundTargets
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.pricing import Tier
-from gateway.core.fleet.target import TargetSpec, Transport
+from gateway.core.fleet.target import EdgeTransport, TargetSpec, Transport
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from gateway.targets.accepted_link import AcceptedLink
 from gateway.targets.address_policy import AddressPolicy
 from gateway.targets.attestation_verifier import AttestationVerifier
 from gateway.targets.device import DeviceTarget
 from gateway.targets.dial_address import allowed_address, unchecked_address
-from gateway.targets.dial_in import DialInServer
 from gateway.targets.link import BACKOFF_CAP_S, LinkTarget
 from gateway.targets.link_evidence import DeviceRegistry
+from gateway.targets.openai.target import OpenAITarget
+from gateway.targets.site import SiteTarget
 from gateway.targets.target import Target
 from gateway.targets.unary import UnaryTarget
 from tidegate import clock
@@ -54,11 +60,18 @@ from tidegate.types import TargetId
 
 log = structlog.get_logger(__name__)
 
-UNARY: Final = Attestation(
-    "it is called by unary gRPC, whose connections change unseen; evidence is of one link stream (`transport: link`)"
-)
+UNATTESTED: Final[Mapping[Transport, Attestation]] = {
+    "unary": Attestation(
+        "it is called by unary gRPC, whose connections change unseen; evidence is of one link stream "
+        "(`transport: link`)"
+    ),
+    "openai": Attestation("it is another maker's server over HTTP, which has no evidence to show"),
+}
 UNDIALLED: Final = "-"  # the address of a device that only dials
 ANYWHERE: Final = AllowedNetworks(("0.0.0.0/0", "::/0"))
+OpenAIFactory = Callable[[TargetSpec, Callable[[LinkEvent], None]], OpenAITarget]
+RETIRE_S: Final = 30.0  # a connection to a target's former address ends after this, whatever is under way there
+LOOK_AGAIN_S: Final = 0.25  # whether a target that is left is over
 AT_ONCE: Final = 64  # devices that are looked at without a breath in between: a few ms
 
 
@@ -66,33 +79,47 @@ AT_ONCE: Final = 64  # devices that are looked at without a breath in between: a
 class _OpenTarget:
     spec: TargetSpec
     stack: AsyncExitStack
+    retired_at: float | None = None  # its target has another connection since
+
+
+class DialledIn(Protocol):
+    """The streams that devices have dialled, here or at another process of this gateway, by target id."""
+
+    @property
+    def links(self) -> Mapping[str, AcceptedLink]: ...
 
 
 class Directory:
-    """`async with` opens the static targets and keeps up with the fleet until it ends."""
+    """`async with` opens the targets that are found by then and keeps up with the fleet until it ends."""
 
     def __init__(
         self,
         fleet: Fleet,
         catalog: Catalog,
-        static: Iterable[TargetSpec],
+        found: FoundTargets,
         *,
         gateway_name: str,
-        edge_transport: Transport,
+        edge_transport: EdgeTransport,
         max_message_bytes: int,
         draw: Callable[[], float],
         networks: AllowedNetworks = ANYWHERE,
         dialler_of: Callable[[TargetSpec], Dialler] = lambda _: PlainDialler(),
         verifier: AttestationVerifier | None = None,
-        dialled_in: DialInServer | None = None,
+        dialled_in: DialledIn | None = None,
+        make_openai: OpenAIFactory | None = None,
         register: DeviceRegistry | None = None,
     ) -> None:
-        """Args: register: what devices report over MQTT; None: no broker is configured."""
+        """
+        Args:
+            found: what the sources of discovery say; `found_changed` after each change.
+            make_openai: makes the targets behind OpenAI's interface; None: there are none.
+            register: what devices report over MQTT; None: no broker is configured.
+        """
         self.targets: dict[str, Target] = {}
         self.register = register
         self._fleet = fleet
         self._catalog = catalog
-        self._static = {spec.id: spec for spec in static}
+        self.found = found
         self._gateway_name = gateway_name
         self._edge_transport = edge_transport
         self._max_message_bytes = max_message_bytes
@@ -103,7 +130,9 @@ class Directory:
         self._dialler_of = dialler_of
         self._verifier = verifier
         self._dialled_in = dialled_in
+        self._make_openai = make_openai
         self._open: dict[str, _OpenTarget] = {}
+        self._retired: list[_OpenTarget] = []  # connections to former addresses, with work under way
         self._left: dict[str, None] = {}  # devices to look at although they sent nothing: their paths changed
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
         self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
@@ -111,8 +140,15 @@ class Directory:
         self._task = OwnedTask(self._keep_up, name="target directory")
 
     async def __aenter__(self) -> Directory:
-        for spec in self._static.values():
-            await self._open_target(spec)
+        """Raises ConfigError where a target of the configuration can never be opened: its key or CA is missing."""
+        try:
+            for one in self.found.targets.values():
+                if one.spec.static:
+                    await self._follow_one(one)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        await self._follow_found()
         self._task.start()
         return self
 
@@ -120,6 +156,12 @@ class Directory:
         await self._task.aclose()
         for target_id in list(self._open):
             await self._close_target(target_id)
+        for held in self._retired:
+            await held.stack.aclose()
+
+    def found_changed(self) -> None:
+        """The sources of discovery have news: look at them soon."""
+        self._changed.set()
 
     def devices_changed(self) -> None:
         """The register has news: look at it soon."""
@@ -127,10 +169,16 @@ class Directory:
 
     @property
     def settled(self) -> bool:
-        """Whether every static target was tried, and every foreign one that answered is described."""
-        return self._fleet.all_tried() and not self._undescribed
+        """Whether every source was heard, every target tried, and every foreign one that answered is described."""
+        opened = all(target_id in self._open for target_id in self.found.targets)
+        return self.found.settled and opened and self._fleet.all_tried() and not self._undescribed
 
     # events of links
+
+    def _on_event_of(self, held: _OpenTarget, event: LinkEvent) -> None:
+        """What the connection to a former address says is not of the target any more."""
+        if held.retired_at is None:
+            self.on_event(event)
 
     def on_event(self, event: LinkEvent) -> None:
         """Fold an event of a link into the fleet view, and report it to the register."""
@@ -196,12 +244,71 @@ class Directory:
 
     async def _keep_up(self) -> None:
         while True:
-            await self._changed.wait()
-            self._changed.clear()
+            await self._news()
             try:
+                await self._follow_found()
                 await self._follow()
             except Exception:
                 log.exception("cannot keep up with the fleet")  # a defect here must not end all changes for good
+
+    async def _news(self) -> None:
+        """Wait for a change; or, while a target or a connection may be over soon, for a moment."""
+        soon = clock.now() + LOOK_AGAIN_S if self._retired or self.found.may_drop else None
+        try:
+            async with asyncio.timeout_at(soon):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        self._changed.clear()
+
+    async def _follow_found(self) -> None:
+        """Open, move and close targets as the sources of discovery say."""
+        now = clock.now()
+        for target_id in self.found.drop(now, busy=self._is_busy, up=self._is_up):
+            log.info("target is dropped: no source lists it", target=target_id)
+            if target_id not in self._open:  # it could never be opened
+                continue
+            self._fleet.keep_history(target_id, now)
+            await self._close_target(target_id)
+            if TargetId.parse(target_id).tier == "edge":
+                self._look_at(target_id)  # MQTT may know it still
+        for one in list(self.found.targets.values()):
+            try:
+                await self._follow_one(one)
+            except Exception:
+                log.exception("cannot keep up with a target", target=one.spec.id)
+        for held in [one for one in self._retired if self._is_quiet(one, now)]:
+            self._retired.remove(held)
+            await held.stack.aclose()
+
+    async def _follow_one(self, one: FoundTarget) -> None:
+        spec, held = one.spec, self._open.get(one.spec.id)
+        if held is not None and held.spec != spec:
+            log.info("target has moved", target=spec.id, address=spec.address, before=held.spec.address)
+            self._retire(held)
+        if held is None or held.spec != spec:
+            await self._open_target(spec)
+        if self._fleet.targets[spec.id].leaving != one.leaving:
+            log.info("target drains" if one.leaving else "target stays", target=spec.id, reason=one.leaving)
+            self._fleet.drain(spec.id, one.leaving)
+
+    def _retire(self, held: _OpenTarget) -> None:
+        """Begin nothing new on this connection; what is under way there may end."""
+        held.retired_at = clock.now()
+        self._retired.append(held)
+        del self._open[held.spec.id]
+
+    def _is_quiet(self, held: _OpenTarget, now: float) -> bool:
+        assert held.retired_at is not None
+        return now >= held.retired_at + RETIRE_S or not self._is_busy(held.spec.id)
+
+    def _is_busy(self, target_id: str) -> bool:
+        target = self._fleet.targets.get(target_id)
+        return target is not None and target.queue_estimate.in_flight > 0
+
+    def _is_up(self, target_id: str) -> bool:
+        target = self._fleet.targets.get(target_id)
+        return target is not None and (target.up or not target.tried)
 
     async def _follow(self) -> None:
         for target_id in sorted(self._undescribed):
@@ -238,7 +345,7 @@ class Directory:
             self._hear(view, clock.now())
 
     def _wanted(self, name: str, target_id: str, view: DeviceView | None) -> TargetSpec | None:
-        if view is None or target_id in self._static:  # forgotten, or configured anyway
+        if view is None or target_id in self.found.targets:  # forgotten, or found anyway
             self._advertised.forget(name)
             return None
         return self._advertised.spec_of(view)
@@ -271,12 +378,18 @@ class Directory:
         self._changed.set()
 
     async def _open_target(self, spec: TargetSpec) -> None:
-        self._fleet.add(spec, clock.now())
-        if self._verifier is not None and spec.transport == "unary":
-            self._fleet.fold(LinkAttested(spec.id, UNARY), clock.now())
+        known = self._fleet.targets.get(spec.id)
+        if known is not None and changed(known.spec, address=spec.address) == spec:
+            self._fleet.relocate(spec, clock.now())
+        else:
+            if known is not None:
+                self._fleet.keep_history(spec.id, clock.now())
+            self._fleet.add(spec, clock.now())
+        if self._verifier is not None and spec.transport != "link":
+            self._fleet.fold(LinkAttested(spec.id, UNATTESTED[spec.transport]), clock.now())
         stack = AsyncExitStack()
-        target = self._make(spec)
-        self._open[spec.id] = _OpenTarget(spec, stack)
+        self._open[spec.id] = held = _OpenTarget(spec, stack)
+        target = self._make(spec, partial(self._on_event_of, held))
         self.targets[spec.id] = await stack.enter_async_context(target)
         link = self._dialled_in.links.get(spec.id) if self._dialled_in else None
         if link is not None and link.open and isinstance(target, DeviceTarget):
@@ -305,15 +418,20 @@ class Directory:
             target.left(link, link.why_not, in_order=False)
         self._look_at(link.id)
 
-    def _make(self, spec: TargetSpec) -> LinkTarget | UnaryTarget | DeviceTarget:
+    def _make(
+        self, spec: TargetSpec, on_event: Callable[[LinkEvent], None]
+    ) -> LinkTarget | UnaryTarget | DeviceTarget | OpenAITarget:
+        if spec.transport == "openai":
+            assert self._make_openai is not None, "a target behind OpenAI's interface, and nothing to make it by"
+            return self._make_openai(spec, on_event)
         if spec.tier == "edge" and not spec.foreign:
             make = None if spec.address == UNDIALLED else partial(self._make_direct, spec)
-            return DeviceTarget(spec, make, self.on_event, asks_evidence=self._verifier is not None)
-        return self._make_direct(spec, self.on_event)
+            return DeviceTarget(spec, make, on_event, asks_evidence=self._verifier is not None)
+        return self._make_direct(spec, on_event)
 
     def _make_direct(self, spec: TargetSpec, on_event: Callable[[LinkEvent], None]) -> LinkTarget | UnaryTarget:
         if spec.transport == "link":
-            return LinkTarget(
+            return (SiteTarget if spec.tier == "site" else LinkTarget)(
                 spec.id,
                 spec.address,
                 gateway_name=self._gateway_name,
@@ -339,7 +457,7 @@ class Directory:
         """Learn a foreign server's models; where that fails, its next sign of life asks again."""
         held, target = self._open.get(target_id), self.targets.get(target_id)
         try:
-            if held is not None and isinstance(target, UnaryTarget):
+            if held is not None and isinstance(target, UnaryTarget | OpenAITarget):
                 self._catalog.learn(await target.describe(held.spec.models))
                 self._fleet.repriced()
             self._unlearned.discard(target_id)
@@ -372,6 +490,6 @@ def _offer_of(manifest: Manifest, tier: Tier) -> ModelOffer:
             quality=one.quality.value if one.quality else None,
             paced=one.paced,
         )
-        for one in manifest.variants_for(tier)
+        for one in manifest.variants_for("edge" if tier == "edge" else "pool")
     )
     return ModelOffer(manifest.name, manifest.version, variants)

@@ -29,6 +29,7 @@ from tidegate import __version__, clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.client import MAX_MESSAGE_BYTES, LinkClient
 from tidegate.link.frames import Greeting
+from tidegate.link.origin import Origin
 from tidegate.link.session import KeepaliveTiming
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream
 from tidegate.outcome import BadCredential, Disconnected
@@ -36,7 +37,7 @@ from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.security.certificate_expiry import earliest_expiry_utc_s, until_expiry
 from tidegate.security.tls import Dialler, PlainDialler, explain_dial_error
-from tidegate.token_sink import TokenSink
+from tidegate.token_sink import TokenObjectives, TokenSink
 from tidegate.types import Accepted, InferRequest, LoadReport, Reply
 
 log = structlog.get_logger(__name__)
@@ -72,6 +73,7 @@ class LinkTarget:
             dialler: opens each dial's channel, and checks the server's identity; None: without encryption.
             appraiser: verifies evidence, which is then asked for on each stream.
         """
+        self.gateway_name = gateway_name
         self._id = id
         self._address = address
         self._dialler = dialler or PlainDialler()
@@ -131,6 +133,8 @@ class LinkTarget:
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
         tokens: TokenSink | None = None,
+        objectives: TokenObjectives | None = None,
+        origin: Origin | None = None,
     ) -> Reply:
         client = self._client
         if client is None or not client.open:
@@ -145,6 +149,8 @@ class LinkTarget:
             on_accepted=on_accepted,
             tracestate=tracestate,
             tokens=tokens,
+            objectives=objectives,
+            origin=origin,
         )
 
     # Listener

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from gateway.targets.oip_messages import request_bytes, response_from_bytes
 from tidegate import clock
 from tidegate.link.client import LinkClient, Question
-from tidegate.token_sink import TokenSink
+from tidegate.link.origin import Origin
+from tidegate.token_sink import TokenObjectives, TokenSink
 from tidegate.types import Accepted, InferRequest, Reply
 
 
@@ -22,23 +23,30 @@ async def infer_over_link(
     on_accepted: Callable[[Accepted], None],
     tracestate: str = "",
     tokens: TokenSink | None = None,
+    objectives: TokenObjectives | None = None,
+    origin: Origin | None = None,
 ) -> Reply:
     """The answer with its stage times. Raises what `LinkClient.ask` does, and BadAnswer."""
-    deadline = clock.now() + budget_s
+    now = clock.now()
+    first_s, next_s = objectives or (None, None)
     answered = await client.ask(
         Question(
             message=request_bytes(request),
-            deadline=deadline,
+            deadline=now + budget_s,
             priority=priority,
             variant=variant,
             traceparent=traceparent,
             on_accepted=on_accepted,
             tracestate=tracestate,
             tokens=tokens,
+            first_by=None if first_s is None else now + first_s,
+            next_s=next_s,
+            origin=origin,
         )
     )
     return Reply(
         response=response_from_bytes(answered.message, request),
+        route=answered.route,
         stages={"queue": answered.queue_s, "compute": answered.compute_s},
         batch_size=answered.batch_size,
         variant=answered.variant,

@@ -1,7 +1,8 @@
 """One target as the dispatcher sees it: it answers a request within a budget, or fails with the reason.
 
-Two kinds stand behind it: `link` speaks the link stream to targets of our own, `unary` speaks plain OIP to foreign
-servers. Both translate every failure of their transport into a ServeError, once, with the original as its cause.
+Three kinds stand behind it: `link` speaks the link stream to targets of our own, `unary` plain OIP to foreign servers,
+`openai` the interface of OpenAI to another maker's. All translate every failure of their transport into a ServeError,
+once, with the original as its cause.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from tidegate.token_sink import TokenSink
+from tidegate.token_sink import TokenObjectives, TokenSink
 from tidegate.types import Accepted, InferRequest, Reply
 
 
@@ -21,7 +22,7 @@ class Target(Protocol):
 
     @property
     def id(self) -> str:
-        """ "edge/NAME" or "pool/NAME"."""
+        """ "edge/NAME", "pool/NAME" or "site/NAME"."""
         ...
 
     async def infer(
@@ -35,11 +36,13 @@ class Target(Protocol):
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
         tokens: TokenSink | None = None,
+        objectives: TokenObjectives | None = None,
     ) -> Reply:
         """The answer with its stage times (`queue`, `compute`, seconds) and the target's load where it reports one.
 
         Args:
             tokens: where a generation's tokens go as they come; a transport without streams gives them with the answer.
+            objectives: by when they should come; None: it does not matter, or the transport has no word for it.
 
         Raises:
             ServeError: any refusal of the target under its own class; Unreachable when the link or the process is gone;

@@ -38,7 +38,7 @@ from tidegate.outcome import BadAnswer, DeadlineExceeded, NotSupported, ServeErr
 from tidegate.rpc import oip_pb2
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.security.tls import Dialler, PlainDialler, explain_dial_error
-from tidegate.token_sink import TokenSink
+from tidegate.token_sink import TokenObjectives, TokenSink
 from tidegate.trace_context import PARENT_KEY, STATE_KEY
 from tidegate.types import Accepted, InferRequest, Reply
 
@@ -151,8 +151,9 @@ class UnaryTarget:
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
         tokens: TokenSink | None = None,
+        objectives: TokenObjectives | None = None,
     ) -> Reply:
-        """`on_accepted` is never called and `tokens` gets nothing: plain OIP has no word for them."""
+        """`on_accepted` is never called, `tokens` gets nothing, objectives are dropped: OIP has no word for them."""
         assert self._infer is not None, "used outside of its `async with`"
         if budget_s <= 0:
             raise DeadlineExceeded("no time was left to ask")

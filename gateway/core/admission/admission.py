@@ -35,6 +35,7 @@ from gateway.core.admission.cut_level import CutLevel, level
 from gateway.core.admission.overload import Overload
 from gateway.core.admission.rejection import TICK_S, RejectionRate
 from gateway.core.admission.tenants import TenantQuota, TenantQuotas
+from gateway.core.fleet.pricing import Tier
 from tidegate.outcome import Overloaded
 from tidegate.priority import level_of
 
@@ -66,14 +67,17 @@ class Admission:
         *,
         draw: Callable[[], float],
         shed: bool = True,
+        has_sites: bool = False,
         on_change: Callable[[bool, str], None] = lambda _on, _reason: None,
     ) -> None:
         """Args:
         draw: uniform in [0, 1).
         shed: whether requests are refused for the sake of others.
+        has_sites: whether a site, which limits tenants itself, may answer for one whose own compute is used up.
         on_change: called with each change of the overload state, and why.
         """
         self.sheds = shed
+        self._tiers: tuple[Tier, ...] = ("edge", "pool", "site") if has_sites else ("edge", "pool")
         self.limit = limit
         self.tenants = tenants
         self.overload = Overload()
@@ -144,7 +148,7 @@ class Admission:
         if not quota.has_place():
             why = f"tenant {quota.name!r} has {quota.in_flight} requests in flight, its limit"
             return self._refuse("over-budget", why, self._drain_s)
-        wait_s = min(quota.wait_s(tier, 0.0, now) for tier in quota.buckets)
+        wait_s = min(quota.wait_s(tier, 0.0, now) for tier in self._tiers)
         return self.refuse_over_budget(quota, wait_s) if wait_s > 0.0 else None
 
     def _shed(

@@ -29,6 +29,7 @@ from typing import Final
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.tenants import TenantQuota
 from gateway.core.estimate.calibration import apply_curve
+from gateway.core.estimate.token_calibration import TokenClaim
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.pricing import Tier
 from gateway.core.placement.ask import Ask
@@ -89,7 +90,7 @@ class AdmissionGuard:
         other = self._placement.decide(decision.ask, now, beyond)
         if other.chosen is not None and _can_pay(quota, other.chosen, now):
             return other
-        wait_s = quota.wait_s(tier, charged_cost_s(chosen), now)
+        wait_s = quota.refuse(tier, charged_cost_s(chosen), now)
         return _refused(decision, self.admission.refuse_over_budget(quota, wait_s))
 
     def _judge(self, decision: Decision, chosen: Candidate, strain: float, now: float) -> ServeError | None:
@@ -193,7 +194,7 @@ def queue_loss(candidate: Candidate, chance: float, budget_s: float, now: float)
     """How much of its chance the queue takes."""
     if candidate.wait_s <= 0.0:
         return 0.0
-    if candidate.claim is None:
+    if candidate.claim is None or isinstance(candidate.claim.prediction, TokenClaim):
         alone = chance_from_margin(candidate._replace(finish_s=candidate.finish_s - candidate.wait_s), budget_s)
     else:
         raw = candidate_completion(candidate, 0.0, now).by(budget_s)

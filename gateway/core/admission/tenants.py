@@ -21,6 +21,10 @@ no memory. An authenticated tenant (`known`) has a quota of its own, as large as
 configured: a storm of another tenant must not empty it. A credential with limits has a quota within its tenant's:
 whatever it spends is spent from both.
 
+Several gateways side by side have a share of each quota, by what is asked of each of them: `SharedQuotas` sets it
+(`shared_quotas.py`) from what the buckets have counted. With a store, the buckets hold what it lends
+(`leased_quotas.py`). A gateway alone has the whole.
+
 Invariants: 0 <= available <= burst; what a tenant is granted in t seconds is at most rate · t + burst + the largest
 single cost; in_flight never exceeds the tenant's own limit. O(1), and as many quotas as there are names configured and
 authenticated, MAX_QUOTAS at most.
@@ -58,13 +62,22 @@ class TenantSpec:
 
 
 class TokenBucket:
-    """Mutable: seconds of compute, requests or bytes that may be spent now; refilled at `rate` up to `burst`."""
+    """Mutable: seconds of compute, requests or bytes that may be spent now; refilled at `rate` up to `burst`.
 
-    __slots__ = ("_at", "_balance", "burst", "rate")
+    `spent` adds up what was spent, and `missed` what was asked for and refused, until somebody takes them
+    (`shared_quotas.py`); `largest_missed` is the largest single cost that was refused lately. A `leased` bucket holds
+    what a store has lent (`leased_quotas.py`): it is filled by `deposit` and by nothing else.
+    """
+
+    __slots__ = (
+        "_at", "_balance", "burst", "largest_missed", "leased", "missed", "rate", "spent", "whole_burst", "whole_rate",
+    )  # fmt: skip
 
     def __init__(self, rate: float, burst: float) -> None:
-        self.rate = rate
-        self.burst = burst
+        self.rate = self.whole_rate = rate
+        self.burst = self.whole_burst = burst
+        self.spent = self.missed = self.largest_missed = 0.0
+        self.leased = False
         self._balance = burst if rate > 0.0 else 0.0  # below 0: a debt
         self._at = 0.0
 
@@ -97,10 +110,35 @@ class TokenBucket:
         if self.rate < inf:
             self._refill(now)
             self._balance = min(self.burst, self._balance - cost)
+            self.spent += cost
+
+    def miss(self, cost: float) -> None:
+        """Count a cost that was refused."""
+        self.missed += cost
+        self.largest_missed = max(self.largest_missed, cost)
+
+    def lease(self, now: float) -> None:
+        """From now on it holds what is deposited."""
+        self._refill(now)
+        self.leased = True
+        self.burst = self.whole_burst
+
+    def deposit(self, amount: float) -> None:
+        """Add what was lent; a negative amount is given back."""
+        self._balance = min(self.burst, self._balance + amount)
+
+    def share(self, rate: float, now: float) -> None:
+        """From now on this part of the whole, a rate, with as much of the burst."""
+        self._refill(now)
+        self.leased = False
+        self.rate = rate
+        self.burst = self.whole_burst * (rate / self.whole_rate)
+        self._balance = min(self.burst, self._balance)
 
     def _refill(self, now: float) -> None:
         if self.rate < inf and now > self._at:
-            self._balance = min(self.burst, self._balance + self.rate * (now - self._at))
+            if not self.leased:
+                self._balance = min(self.burst, self._balance + self.rate * (now - self._at))
             self._at = now
 
     def __repr__(self) -> str:
@@ -111,13 +149,14 @@ class TenantQuota:
     """Mutable: one tenant's buckets, and how many of its requests are inside. `within`: the quota that pays with it."""
 
     __slots__ = (
-        "_all", "buckets", "bytes", "in_flight", "name", "requests", "spec", "spent_s", "tokens", "unlimited", "within",
+        "_all", "buckets", "bytes", "in_flight", "name", "places", "places_asked", "requests", "spec", "spent_s",
+        "tokens", "unlimited", "within",
     )  # fmt: skip
 
     def __init__(self, name: str, spec: TenantSpec, within: TenantQuota | None = None) -> None:
         self.name = name
         self.in_flight = 0
-        self.spent_s: dict[Tier, float] = {"edge": 0.0, "pool": 0.0}
+        self.spent_s: dict[Tier, float] = {"edge": 0.0, "pool": 0.0, "site": 0.0}
         self.within = within
         self._all = (self,) if within is None else (self, within)
         self.change(spec)
@@ -130,10 +169,13 @@ class TenantQuota:
         self.buckets: dict[Tier, TokenBucket] = {
             "edge": TokenBucket(spec.edge_s_per_s, spec.burst_s),
             "pool": TokenBucket(spec.pool_s_per_s, spec.burst_s),
+            "site": TokenBucket(inf, spec.burst_s),  # the site's own quotas limit what its places spend
         }
         self.requests = TokenBucket(spec.requests_per_s, max(1.0, spec.requests_per_s))
         self.bytes = TokenBucket(spec.bytes_per_s, spec.bytes_per_s)
         self.tokens = TokenBucket(spec.tokens_per_s, TOKEN_BURST_S * spec.tokens_per_s)
+        self.places = spec.max_in_flight  # this gateway's share
+        self.places_asked = 0  # the most that were taken or asked for, until somebody takes it
 
     @property
     def limitless(self) -> bool:
@@ -141,7 +183,12 @@ class TenantQuota:
         return self.unlimited and (self.within is None or self.within.unlimited)
 
     def has_place(self) -> bool:
-        return all(one.spec.max_in_flight is None or one.in_flight < one.spec.max_in_flight for one in self._all)
+        for one in self._all:
+            if one.places is not None:
+                one.places_asked = max(one.places_asked, one.in_flight + 1)
+                if one.in_flight >= one.places:
+                    return False
+        return True
 
     def enter(self) -> None:
         for one in self._all:
@@ -159,6 +206,12 @@ class TenantQuota:
     def wait_s(self, tier: Tier, cost_s: float, now: float) -> float:
         return max(one.buckets[tier].wait_s(cost_s, now) for one in self._all)
 
+    def refuse(self, tier: Tier, cost_s: float, now: float) -> float:
+        """An attempt that cannot be paid: how long it would have to wait."""
+        for one in self._all:
+            one.buckets[tier].miss(cost_s)
+        return self.wait_s(tier, cost_s, now)
+
     def spend(self, tier: Tier, cost_s: float, now: float) -> None:
         for one in self._all:
             if not one.unlimited:
@@ -170,9 +223,11 @@ class TenantQuota:
         if self.limitless:
             return 0.0
         wait_s = max(max(one.requests.wait_s(1.0, now), one.bytes.wait_s(0.0, now)) for one in self._all)
-        if wait_s <= 0.0:
-            for one in self._all:
+        for one in self._all:
+            if wait_s <= 0.0:
                 one.requests.spend(1.0, now)
+            else:
+                one.requests.miss(1.0)
         return wait_s
 
     def carry(self, size_bytes: int, now: float) -> None:
@@ -189,6 +244,9 @@ class TenantQuota:
         wait_s = max([one.tokens.wait_s(tokens, now) for one in self._all])
         if wait_s <= 0.0:
             self.settle(-tokens, now)
+        else:
+            for one in self._all:
+                one.tokens.miss(tokens)
         return wait_s
 
     def settle(self, tokens: int, now: float) -> None:

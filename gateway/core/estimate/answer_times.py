@@ -17,19 +17,47 @@ Invariants: at most 64 sizes; O(1) to record, O(MOST log MOST) for the first rea
 from __future__ import annotations
 
 from collections import deque
-from typing import Final
+from typing import Final, NamedTuple
 
+from gateway.core.estimate.link_estimate import BROKEN, SLACK_S
 from tidegate.estimate.quantiles import nearest_rank
 
 MOST: Final = 100  # of a size: so that the 99th percentile is not the longest once there are as many
 FEWEST: Final = 5
 MEMORY_S: Final = 60.0
 _SIZES: Final = 64
+_SHARE_BELOW: Final = 0.99
 _SHARE: Final = 0.98  # `nearest_rank` has 0 for its first place: of a hundred values, the second longest
 
 
+class UsualTime(NamedTuple):
+    """What 99 of 100 answers of a size take at most, by so many answers."""
+
+    p99_s: float
+    answers: int
+
+    @property
+    def exceeded(self) -> float:
+        """The chance that the next answer takes longer than this: Laplace's rule of succession, 1 in 100 at least."""
+        return max(1.0 - _SHARE_BELOW, 1.0 / (self.answers + 1.0))
+
+    def comes_after(self, silence_s: float) -> float:
+        """The chance that an answer which has not come for so long still will.
+
+        By Bayes' rule, as of a path's acks (`LinkEstimate.answers_after`): a server that works takes longer than this
+        with the chance that its answers have shown, one that hangs always does. Beyond what was seen the tail is taken
+        to fall with the square of time: heavier than a normal one, so that one slow answer is no proof.
+        """
+        beyond_s = silence_s - SLACK_S
+        if beyond_s <= self.p99_s:
+            return 1.0
+        share = self.p99_s / beyond_s
+        slower = self.exceeded * share * share
+        return slower / (slower + BROKEN)
+
+
 class AnswerTimes:
-    """Mutable: `record` each answer; `p99_s` is what 99 of 100 answers of a size take at most."""
+    """Mutable: `record` each answer; `usual` is what answers of a size take."""
 
     __slots__ = ("_p99_s", "_times")
 
@@ -50,13 +78,20 @@ class AnswerTimes:
 
     def p99_s(self, units: float) -> float | None:
         """Seconds that 99 of 100 answers of this size take at most; None while too few of any size are known."""
+        usual = self.usual(units)
+        return None if usual is None else usual.p99_s
+
+    def usual(self, units: float) -> UsualTime | None:
+        """The same with the number of answers that it is known from."""
         wanted = _size(units)
         known = [size for size, times in self._times.items() if len(times) >= FEWEST]
         larger = min((size for size in known if size >= wanted), default=None)
         if larger is not None:
-            return self._of(larger)
+            return UsualTime(self._of(larger), len(self._times[larger]))
         smaller = max(known, default=None)
-        return None if smaller is None else self._of(smaller) * 2.0 ** (wanted - smaller)
+        if smaller is None:
+            return None
+        return UsualTime(self._of(smaller) * 2.0 ** (wanted - smaller), len(self._times[smaller]))
 
     def _of(self, size: int) -> float:
         p99_s = self._p99_s.get(size)

@@ -53,7 +53,8 @@ class ReliabilityBins:
         self._said = [0.0] * BINS
         self._came = [0.0] * BINS
 
-    def record(self, said: float, came: bool) -> None:
+    def record(self, said: float, came: float) -> None:
+        """Args: came: whether it did; between 0 and 1 where that is known as a chance only."""
         index = min(BINS - 1, int(said * BINS))
         self._weight[index] = _KEEP * self._weight[index] + 1.0
         self._said[index] = _KEEP * self._said[index] + said
@@ -63,7 +64,7 @@ class ReliabilityBins:
     def ece(self) -> float:
         """Expected calibration error, 0 to 1: how far what was said is from what came, on average."""
         gaps = (abs(came - said) for said, came in zip(self._said, self._came, strict=True))
-        return sum(gaps) / (sum(self._weight) or 1.0)
+        return sum(gaps) / (sum(self._weight, 0.0) or 1.0)
 
     def bins(self) -> tuple[tuple[float, float, float], ...]:
         """(mean said, share that came, weight) of each bin that has seen anything: the reliability diagram."""
@@ -118,8 +119,12 @@ class Calibration:
         self.surest = apply_curve(1.0, CENTRES)  # the most that is ever claimed: of a raw chance of 1
         self._since = 0
 
-    def record(self, raw: float, claimed: float, came: bool) -> None:
-        """A chance that was computed as `raw` and reported as `claimed`, and whether the answer came in time."""
+    def record(self, raw: float, claimed: float, came: float) -> None:
+        """A chance that was computed as `raw` and reported as `claimed`, and whether the answer came in time.
+
+        Args:
+            came: 0 or 1; between them where that is known as a chance only.
+        """
         self.raw.record(raw, came)
         self.claimed.record(claimed, came)
         self._since += 1

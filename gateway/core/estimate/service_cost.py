@@ -22,6 +22,8 @@ from math import exp
 from typing import Final, Literal
 
 from gateway.core.estimate.answer_times import AnswerTimes
+from gateway.core.estimate.token_gaps import TokenGaps
+from gateway.core.estimate.token_pace import TokenPace
 from tidegate.estimate.service_time import ServiceTime
 from tidegate.fleet.offers import VariantOffer
 from tidegate.models.manifest import Feature
@@ -46,8 +48,20 @@ class VariantCost:
     """Mutable: the cost of one variant on one target; `record` after each computed answer."""
 
     __slots__ = (
-        "_call_s", "_factor", "_fixed_s", "_looked_up", "_looked_up_s", "_service", "_wider",
-        "answer_times", "feature", "measured", "points", "sigma",
+        "_call_s",
+        "_factor",
+        "_fixed_s",
+        "_looked_up",
+        "_looked_up_s",
+        "_pace",
+        "_service",
+        "_wider",
+        "answer_times",
+        "feature",
+        "measured",
+        "points",
+        "sigma",
+        "token_gaps",
     )  # fmt: skip
 
     def __init__(self, points: tuple[tuple[float, float], ...], feature: Feature) -> None:
@@ -59,7 +73,16 @@ class VariantCost:
         self._fixed_s = self._looked_up_s = self._service.table.seconds_for(0.0)
         self._looked_up = 0.0  # the work that the table was asked for last: often it is the same again
         self.answer_times = AnswerTimes()  # where the target promises nothing
+        self.token_gaps = TokenGaps()  # of a variant that generates
+        self._pace: TokenPace | None = None
         self._read_residual()
+
+    @property
+    def pace(self) -> TokenPace:
+        """Of its tokens, where it generates."""
+        if self._pace is None:
+            self._pace = TokenPace(self._service.table.points)
+        return self._pace
 
     @property
     def factor(self) -> float:
@@ -110,6 +133,8 @@ class VariantCost:
     def relax(self, now: float) -> None:
         """Drift back to the table while no answer comes: a target thought slow gets no requests."""
         self._service.relax(now)
+        if self._pace is not None:
+            self._pace.relax(now)
         self._read_residual()
 
     def _read_residual(self) -> None:
@@ -146,9 +171,13 @@ class CostModel:
         for cost in self._costs.get(target_id, {}).values():
             cost.relax(now)
 
-    def forget(self, target_id: str) -> None:
-        """Drop what was learned of a target that is gone for good: a fleet that comes and goes stays bounded."""
-        self._costs.pop(target_id, None)
+    def restore(self, target_id: str, costs: dict[tuple[str, str, str], VariantCost]) -> None:
+        """The costs of a target that is back, as `forget` returned them."""
+        self._costs[target_id] = costs
+
+    def forget(self, target_id: str) -> dict[tuple[str, str, str], VariantCost]:
+        """Drop and return what was learned of a target that is gone: a fleet that comes and goes stays bounded."""
+        return self._costs.pop(target_id, {})
 
     def __repr__(self) -> str:
         return f"<CostModel {sum(map(len, self._costs.values()))} variants>"

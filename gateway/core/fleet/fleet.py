@@ -20,9 +20,11 @@ Invariant: the index holds exactly the offers of usable targets that serve: thos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, ItemsView, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from gateway.core.estimate.calibration import TargetBias
 from gateway.core.estimate.conformal import IntervalWidth
@@ -32,27 +34,38 @@ from gateway.core.fleet.attestation import CONNECTION_ENDED
 from gateway.core.fleet.ejection import SLOW_START_S, EjectionPolicy
 from gateway.core.fleet.link_events import LinkAttested, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.offer_index import Offer, OfferIndex
-from gateway.core.fleet.pricing import Tier, byte_price_of, price_of
+from gateway.core.fleet.pricing import TIER, Tier, byte_price_of, price_of
 from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.fleet.scaling import ReplicaNeed, ReplicaScaler
+from gateway.core.fleet.site_queue import SiteQueueEstimate
 from gateway.core.fleet.target import TargetSpec, TargetView
+from gateway.core.fleet.target_history import Learned, TargetHistory
 from gateway.core.fleet.variant_rank import quality_of
 from gateway.core.health.breaker import Breaker, BreakerState
 from gateway.core.health.degradation import WIDER, ConditionChange
 from gateway.core.health.progress import ProgressWatch
+from gateway.core.peers.demand_terms import DemandTerms
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.offers import SERVING, ModelOffer
 from tidegate.models.manifest import Feature
+from tidegate.placement_pin import outer
 from tidegate.types import LoadReport
 
 LOOK_AGAIN_S: Final = 0.01  # whether a link that was lost just now is back
 STATIC_REDIAL_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
 _LONGEST_HOPE_S: Final = 0.25  # an early refusal serves the caller better than a late one
-_PRIOR_RTT_S: Final[dict[Tier, float]] = {"edge": 0.002, "pool": 0.005}
+_PRIOR_RTT_S: Final[dict[Tier, float]] = {"edge": 0.002, "pool": 0.005, "site": 0.02}
 
 
 OfferKey = tuple[str, str, str]  # model, version, variant
 _NO_OFFERS: Final = OfferIndex()
+
+
+class AnswerDrift(NamedTuple):
+    """A variant's answers disagree with the reference's."""
+
+    evidence: str
+    demoted: bool  # whether placement skips it
 
 
 class Fleet:
@@ -80,27 +93,32 @@ class Fleet:
         self._feature_of = feature_of
         self._draw = draw
         self._costs = CostModel()
-        self._coverage: dict[Tier, IntervalWidth] = {"edge": IntervalWidth(), "pool": IntervalWidth()}
+        self._history = TargetHistory()
+        self._coverage: dict[Tier, IntervalWidth] = {tier: IntervalWidth() for tier in TIER}
         self._index: dict[tuple[str, str], OfferIndex] = {}
         self._indexed: dict[str, list[OfferKey]] = {}  # by target: its entries in the index
         self._slots: dict[str, int] = {}  # by target that generates: how many generations at a time
         self.slots = 0  # of all of them together
+        self._drifts: dict[str, dict[OfferKey, AnswerDrift]] = {}  # by target, also while it is away
         self._redialled_by = 0.0  # until then a link that was lost just now may be back
         self.scarcity = 1.0  # how many times its plain price the cloud costs
         self._cloud: set[str] = set()  # targets whose price it is
         self._metered: set[str] = set()
         self._reserve: set[str] = set()
+        self.sites: set[str] = set()  # the targets that are other gateways
         self._static: set[str] = set()  # few, where devices that come and go may be ten thousand
 
     def add(self, spec: TargetSpec, now: float) -> TargetView:
         """Begin to know a target. It is down until its link or its offers say otherwise."""
         self.remove(spec.id)
         tier = spec.tier
-        link = LinkEstimate(prior_rtt_s=_PRIOR_RTT_S[tier])
+        learned = self._history.take(spec.id, now)
+        if learned is not None:
+            self._costs.restore(spec.id, dict(learned.costs))
         target = TargetView(
             spec,
-            QueueEstimate(batches=tier == "pool"),
-            link,
+            SiteQueueEstimate() if tier == "site" else QueueEstimate(batches=tier == "pool"),
+            LinkEstimate(prior_rtt_s=_PRIOR_RTT_S[tier]) if learned is None else learned.link,
             self.balance,
             self._draw,
             interval_width=self._coverage[tier],
@@ -117,8 +135,16 @@ class Fleet:
             self._reserve.add(spec.id)
         if spec.static:
             self._static.add(spec.id)
+        if tier == "site":
+            self.sites.add(spec.id)
         self._price(target)
+        self._tell_drift(target, now)
         return target
+
+    def keep_history(self, target_id: str, now: float) -> None:
+        """Before `remove` of a target that may come back: what was learned of it is its own again if `add` is soon."""
+        target = self.targets[target_id]
+        self._history.keep(target_id, Learned(self._costs.forget(target_id), target.link), now)
 
     def remove(self, target_id: str) -> None:
         """Forget a target and what was learned of it; attempts still under way there end on their own."""
@@ -133,7 +159,27 @@ class Fleet:
             self._cloud.discard(target_id)
             self._reserve.discard(target_id)
             self._static.discard(target_id)
+            self.sites.discard(target_id)
             self.unhedged.discard(target_id)
+
+    def relocate(self, spec: TargetSpec, now: float) -> None:
+        """The target is at another address now: what was learned of it stays, and it is down until it is reached."""
+        target = self.targets[spec.id]
+        target.spec = spec
+        self._went_down(target, f"it has moved to {spec.address}", now)
+
+    def drain(self, target_id: str, why: str) -> None:
+        """From now on the target only finishes what it has; with "" for `why` it takes new work again."""
+        target = self.targets[target_id]
+        if target.leaving != why:
+            target.leaving = why
+            self._list(target)
+
+    @property
+    def queues(self) -> int:
+        """How many queues there are behind this gateway: of each target one, and of a site those of its places."""
+        estimates = [self.targets[target_id].queue_estimate for target_id in self.sites]
+        return len(self.targets) + int(sum([one.places for one in estimates if isinstance(one, SiteQueueEstimate)]))
 
     @property
     def has_reserve(self) -> bool:
@@ -222,6 +268,10 @@ class Fleet:
         """The same, to be walked at once: it changes when a target comes or goes."""
         return self.offers(model, version).all.items
 
+    def indexes(self) -> ItemsView[tuple[str, str], OfferIndex]:
+        """By model and version: the same."""
+        return self._index.items()
+
     def serving(self, model: str) -> dict[str, list[str]]:
         """By version of the model that is served: the targets. O(their offers), so not for requests."""
         versions = self.served_versions(model)
@@ -245,7 +295,8 @@ class Fleet:
             return LOOK_AGAIN_S
         ejected = [self.targets[target_id] for target_id in self.balance.ejected]
         waits_s = [max(0.0, one.breaker.retry_at - now, one.path_breaker.retry_at - now) for one in ejected]
-        if not all(self.targets[target_id].up for target_id in self._static):
+        static = [self.targets[target_id] for target_id in self._static]
+        if not all(target.up or target.leaving for target in static):
             waits_s.append(STATIC_REDIAL_S)
         return min(waits_s, default=None)
 
@@ -291,6 +342,8 @@ class Fleet:
         target.price = price_of(
             target.spec.tier, target.conditions, scarcity, hot=degradation.is_hot, ailing=degradation.price_factor
         )
+        if target.spec.tier == "site":
+            target.price = _price_of_site(target.offers, target.price)
         target.byte_price = byte_price_of(target.conditions)
         (self._metered.add if target.byte_price else self._metered.discard)(target.id)
 
@@ -299,18 +352,47 @@ class Fleet:
         if target.ejected and any(_is_back(one, target.offers) for one in offers):
             target.breaker.cut_short(now)  # its worker was replaced: whether that helped is worth a probe at once
         target.offers = tuple(offer for offer in offers if not only or offer.name in only)
+        if isinstance(target.queue_estimate, SiteQueueEstimate):
+            target.queue_estimate.places = max([one.places for offer in offers for one in offer.variants], default=1.0)
+            self._price(target)
         target.degradation.offered(target.offers, now)
         if target.degradation.changes:
             self._act(target)
         self._list(target)
 
-    def replicas_needed(self, now: float) -> ReplicaNeed | None:
-        """How many replicas of the pool are needed; None where it is not computed."""
+    def replicas_needed(self, now: float, others: Sequence[DemandTerms | None] = ()) -> ReplicaNeed | None:
+        """How many replicas of the pool are needed; None where it is not computed. `others`: see `ReplicaScaler`."""
         if self.scaling is None:
             return None
-        pools = [one for one in self.targets.values() if one.spec.tier == "pool" and one.up and one.accepting]
+        pools = [one for one in self.targets.values() if one.spec.tier == "pool" and one.up and one.takes_work]
         backlog_s = sum(one.queue_estimate.wait_s(now) for one in pools)
-        return self.scaling.decide(now, replicas=len(pools), backlog_s=backlog_s)
+        return self.scaling.decide(now, replicas=len(pools), backlog_s=backlog_s, others=others)
+
+    # agreement
+
+    def drifts(self, target_id: str, key: OfferKey, drift: AnswerDrift | None, now: float) -> None:
+        """The variant's answers disagree with the reference's; None: no longer. It holds also while the target is away.
+
+        Nothing is remembered of a target beyond what its caller says: `gateway/core/agreement` bounds how many drift.
+        """
+        of_target = self._drifts.setdefault(target_id, {})
+        if drift is not None:
+            of_target[key] = drift
+        else:
+            of_target.pop(key, None)
+            if not of_target:
+                del self._drifts[target_id]
+        target = self.targets.get(target_id)
+        if target is not None:
+            self._tell_drift(target, now)
+            self._list(target)
+
+    def _tell_drift(self, target: TargetView, now: float) -> None:
+        drifts = self._drifts.get(target.id, {})
+        model = next((key[0] for key in drifts), "")
+        target.degradation.disagrees("; ".join(one.evidence for one in drifts.values()), now, model)
+        if target.degradation.changes:
+            self._act(target)
 
     # degradation
 
@@ -372,7 +454,7 @@ class Fleet:
             self.on_health(target, now)
 
     def _count(self, target: TargetView) -> None:
-        usable = target.up and target.accepting
+        usable = target.up and target.takes_work
         self.balance.count(target.id, edge=target.spec.tier == "edge", usable=usable, ejected=target.ejected)
 
     # the index
@@ -408,10 +490,13 @@ class Fleet:
 
     def _ready_offers(self, target: TargetView) -> Iterator[Offer]:
         zone = target.spec.lies_in
-        for model in target.offers if target.up and target.accepting else ():
+        drifts = self._drifts.get(target.id) if self._drifts else None
+        for model in target.offers if target.up and target.takes_work else ():
             feature = self._feature_of(model.name, model.version)
-            for variant in model.variants if model.state in SERVING else ():
+            for variant in model.variants if model.answers else ():
                 cost = self._costs.of(target.id, model.name, model.version, variant, feature)
+                if drifts and (drift := drifts.get((model.name, model.version, variant.name))) and drift.demoted:
+                    variant = replace(variant, standing="demoted")  # noqa: PLW2901  # placement reads it so
                 yield Offer(
                     target=target,
                     model=model.name,
@@ -419,12 +504,18 @@ class Fleet:
                     variant=variant,
                     cost=cost,
                     quality=quality_of(variant),
-                    zone=zone,
+                    zone=zone if variant.zone is None else outer(zone, variant.zone),
+                    cold_s=model.cold_s,
                 )
 
     def __repr__(self) -> str:
         up = sum(target.up for target in self.targets.values())
         return f"<Fleet {up} of {len(self.targets)} targets up, {len(self._index)} models>"
+
+
+def _price_of_site(offers: tuple[ModelOffer, ...], usual: float) -> float:
+    """The least price of a second of compute at the site: a request goes to its cheapest place that makes it."""
+    return min([one.price for offer in offers for one in offer.variants if one.price is not None], default=usual)
 
 
 def _is_back(offer: ModelOffer, before: tuple[ModelOffer, ...]) -> bool:

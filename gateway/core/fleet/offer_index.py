@@ -25,6 +25,7 @@ class Offer(NamedTuple):
     cost: VariantCost
     quality: float = 1.0
     zone: Zone = "cloud"
+    cold_s: float = 0.0  # until its model is in memory there, if it is asked for now
 
     @property
     def price(self) -> float:

@@ -6,11 +6,16 @@ A second of a pool in the cloud is the unit: all else is measured against it.
 
     price         = 0.01 · battery · heat                  of an edge: its compute is paid for already
                   = 1.00 · battery · heat                  of a pool, which has neither battery nor heat to report
+                  = as its summary says                    of a site: its cheapest place's; 0.01 if unsaid
                   · scarcity                               in the cloud: `core/placement/cloud_budget.py`, else 1
     battery       = 1 + 24 · [1 − charge / 0.8]₊²          while it discharges; charging, unknown or mains: 1
                   · ailing                                 1.5 while memory runs out there: `core/health/degradation.py`
     heat          = 1 + 4 · [(°C − 65) / 20]²  in 0 … 1    throttled counts as 85 °C; unknown: 1
     byte_price    = 4e-6                                   over a metered link, else 0
+
+A server of another maker may be paid by tokens. What they cost is its cost, instead of its time:
+
+    cost          = scarcity · (token price of the prompt + of the answer's most tokens)    in seconds of a pool
 
 So a full battery costs nothing extra, one at 20 % makes a device's second some 14 times as dear (a seventh of the
 pool's), and an empty one 25 times. Below its own `min_battery` a device takes no new work at all and says so itself.
@@ -26,13 +31,38 @@ stands for (monotone: `test_gateway_prices`), and that none can make a price neg
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 
-Tier = Literal["edge", "pool"]
+Tier = Literal["edge", "pool", "site"]
 
-TIER: Final[dict[Tier, float]] = {"edge": 0.01, "pool": 1.0}
+
+class TokenPrice(NamedTuple):
+    """What a token costs, in seconds of a pool; all 0 where only time has a price."""
+
+    prompt: float = 0.0
+    answer: float = 0.0
+
+    @classmethod
+    def of_money(cls, prompt_per_million: float, answer_per_million: float, pool_per_hour: float) -> TokenPrice:
+        """The price of tokens where a pool costs so much, all in the same currency."""
+        per_token = 1.0 / 1e6 / (pool_per_hour / 3600.0)
+        return cls(prompt_per_million * per_token, answer_per_million * per_token)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether tokens have no price, and time has one."""
+        return not (self.prompt or self.answer)
+
+    def of(self, prompt_tokens: float, answer_tokens: float) -> float:
+        """What a generation costs, in seconds of a pool."""
+        return self.prompt * prompt_tokens + self.answer * answer_tokens
+
+
+FREE: Final = TokenPrice()
+
+TIER: Final[dict[Tier, float]] = {"edge": 0.01, "pool": 1.0, "site": 0.01}
 METERED_BYTE: Final = 4e-6
 
 _BATTERY_TIMES: Final = 24.0

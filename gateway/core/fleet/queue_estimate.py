@@ -39,6 +39,7 @@ from tidegate.types import LoadReport
 
 # docs/design/routing.md, "Queue waits and the local ledger": reported background decays linearly over 1.5 s
 _STALE_S: Final = 1.5
+_OTHERS_S: Final = 3.0  # others' generations last for seconds, and so does what a report has of them
 _LONGEST_S: Final = 60.0  # the most that an ack may add: it comes from the network
 
 
@@ -116,6 +117,12 @@ class QueueEstimate:
     def unreported_work_s(self) -> float:
         """The work of our own attempts that no report covers yet, in seconds."""
         return self._since_s
+
+    def others(self, now: float) -> float:
+        """How many attempts, waiting or running, its last report has beyond all of ours; 0 once it is too old."""
+        if self.load is None or now - self.reported_at > _OTHERS_S:
+            return 0.0
+        return max(0.0, self.load.in_flight + self.load.queued - len(self._entries))
 
     @property
     def report_paths(self) -> KeysView[str]:

@@ -10,6 +10,9 @@ can ask for what will be needed when a replica that is started now is ready:
     spread   standard deviation of the load in stretches as long as a request may wait, around that line
     needed   = ⌈ strain · (forecast + z · spread) / workers + backlog / DRAIN_S ⌉        Φ(z) = target_attainment
 
+Where several gateways send to the pool, each computes the need of all, from the terms that the others report: one
+margin for their variations together, and one rounding, minimum and maximum. Every gateway then tells the same number.
+
 Work that comes within the time that a request may wait is worked off in that time, so that stretch is the one whose
 variation has to be staffed for: for independent arrivals `z · spread` is the square-root rule, load + β √load, and for
 bursts and long tails it is as much more as they vary more. `strain` is what the model does not know (padding, uneven
@@ -32,10 +35,13 @@ Fendick and Whitt, "Measurements and Approximations to Describe the Offered Traf
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, sqrt
 from statistics import NormalDist
 from typing import Final, NamedTuple
+
+from gateway.core.peers.demand_terms import DemandTerms, pooled
 
 WINDOW_S: Final = 120
 KNOWN_S: Final = 60
@@ -49,7 +55,7 @@ _DEAD_BAND: Final = 0.1
 _LEARN_S: Final = 15.0
 _LEARN_LEAST: Final = 30  # answers
 _UP, _DOWN = 1.0, 0.997
-_STRAIN: Final = (0.6, 3.0)
+_STRAIN: Final[tuple[float, ...]] = (0.6, 3.0)
 _FIRST_STRAIN: Final = 1.25  # padding, and routes that are uneven
 
 
@@ -70,25 +76,6 @@ class ScalingSpec:
     min_replicas: int = 1
     max_replicas: int = 64
     workers_per_replica: int = 1
-
-
-class DemandTerms(NamedTuple):
-    """The parts of the need before it is rounded, in replicas, so that those of several gateways can be added.
-
-        needed = ⌈ Σ forecast + √ Σ variance + max backlog ⌉
-
-    Loads of gateways add up, and so do the variances of independent arrivals, of which one margin is taken. Each
-    gateway sees the whole backlog of the pools that it shares with others, so it counts once.
-    """
-
-    forecast: float
-    variance: float
-    backlog: float
-
-    @property
-    def replicas(self) -> float:
-        """The need of these terms alone."""
-        return self.forecast + sqrt(self.variance) + self.backlog
 
 
 class ReplicaNeed(NamedTuple):
@@ -168,8 +155,15 @@ class ReplicaScaler:
         reason to take a pool down."""
         return len(self._seconds) >= KNOWN_S
 
-    def decide(self, now: float, *, replicas: int, backlog_s: float) -> ReplicaNeed:
-        """How many are needed, `replicas` being there with `backlog_s` of work waiting, all together."""
+    def decide(
+        self, now: float, *, replicas: int, backlog_s: float, others: Sequence[DemandTerms | None] = ()
+    ) -> ReplicaNeed:
+        """How many are needed, `replicas` being there with `backlog_s` of work waiting, all together.
+
+        Args:
+            others: what other gateways need of the same pool; None of one that does not know, or has not said it:
+                until all know, no fewer are needed than there are.
+        """
         self._roll(now)
         spec = self.spec
         if replicas < self.needed.replicas:
@@ -181,9 +175,10 @@ class ReplicaScaler:
         spread = sqrt(self._variance)
         each = self.strain / spec.workers_per_replica
         terms = DemandTerms(each * forecast, (each * self._z * spread) ** 2, backlog_s / DRAIN_S)
-        wish = min(
-            spec.max_replicas, max(spec.min_replicas, ceil(terms.replicas - _DEAD_BAND), 0 if self.known else replicas)
-        )
+        told = [one for one in others if one is not None]
+        least = 0 if self.known and len(told) == len(others) else replicas
+        of_all = pooled([terms, *told]).replicas
+        wish = min(spec.max_replicas, max(spec.min_replicas, ceil(of_all - _DEAD_BAND), least))
         while self._wishes and self._wishes[-1][1] <= wish:
             self._wishes.pop()
         self._wishes.append((now, wish))

@@ -18,7 +18,7 @@ from gateway.core.estimate.link_estimate import BROKEN, LinkEstimate
 from gateway.core.fleet.attestation import ATTESTATION_OFF, Attestation
 from gateway.core.fleet.ejection import SLOW_START_S, EjectionPolicy, slow_start_share
 from gateway.core.fleet.link_events import PathKind
-from gateway.core.fleet.pricing import Tier
+from gateway.core.fleet.pricing import FREE, TIER, Tier, TokenPrice
 from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.fleet.scaling import ReplicaScaler
 from gateway.core.health.breaker import Breaker, BreakerState
@@ -28,10 +28,12 @@ from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.offers import ModelOffer
 from tidegate.placement_pin import Zone
 
-Transport = Literal["link", "unary"]
+Transport = Literal["link", "unary", "openai"]
+EdgeTransport = Literal["link", "unary"]  # to a device that is known over MQTT
 TargetState = Literal["ready", "suspect", "down"]
 
-_USUAL_ZONE: Final[dict[Tier, Zone]] = {"edge": "edge", "pool": "cloud"}
+# A site keeps a request's pin itself, down to its devices: how far in it can answer is in its offers.
+_USUAL_ZONE: Final[dict[Tier, Zone]] = {"edge": "edge", "pool": "cloud", "site": "edge"}
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # after a refusal that does not say when there will be room
 _IN_A_ROW: Final = 2  # refusals, with none taken between: one may be about the one request
 _FULL_TRUST: Final = 0.05
@@ -45,7 +47,7 @@ _SCOUT_RTTS, _SCOUT_S = 2.0, 0.02  # how long to wait for the outcome of the fir
 class TargetSpec:
     """A target's identity and how to reach it. `static` ones are configured, the others come and go with the fleet."""
 
-    id: str  # "edge/NAME" or "pool/NAME"
+    id: str  # "edge/NAME", "pool/NAME" or "site/NAME"
     tier: Tier
     address: str
     transport: Transport = "link"
@@ -55,6 +57,7 @@ class TargetSpec:
     zone: Zone | None = None  # None: the one that is usual for its tier
     standby: bool = False  # in reserve: asked only where the others cannot make it
     encrypted: bool = True  # whether a gateway that has a certificate calls it over TLS
+    token_price: TokenPrice = FREE  # beside its time
 
     @property
     def lies_in(self) -> Zone:
@@ -84,6 +87,7 @@ class TargetView:
     offers: tuple[ModelOffer, ...] = ()  # the last known ones, also while it is down
     doubt: str = ""  # why the control plane distrusts it; "" when it does not
     accepting: bool = True  # False while a device says that it takes no new work
+    leaving: str = ""  # why it only finishes what it has: its source of discovery says so; "" while it stays
     ejected: bool = False  # one of its breakers is not closed
     warm_since: float = -SLOW_START_S  # when its slow start began
     plain_from: float = 0.0  # from then on its wait is what its queue estimate says
@@ -100,6 +104,15 @@ class TargetView:
     @property
     def id(self) -> str:
         return self.spec.id
+
+    def token_cost(self, prompt_tokens: float, answer_tokens: float) -> float:
+        """What a generation costs where tokens are paid for, in seconds of a pool, as dear as the cloud is now."""
+        return self.spec.token_price.of(prompt_tokens, answer_tokens) * self.price / TIER[self.spec.tier]
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether it takes new work at all, by its own word and by its source's."""
+        return self.accepting and not self.leaving
 
     def takes(self, now: float) -> bool:
         """Whether it is to be used as a matter of course; an ejected one only where too many are."""
@@ -165,6 +178,8 @@ class TargetView:
 
     def state(self, now: float) -> tuple[TargetState, str]:
         """For people: the state and its reason."""
+        if self.leaving:
+            return "down", self.leaving
         if not self.up:
             return "down", self.reason
         if not self.accepting:

@@ -5,7 +5,8 @@ equal: a claim of degradation needs a ground.
 
 A target may lessen its precision for a while (`VersionTargets`). Then its lesser variant answers requests that demand
 nothing, as a degraded answer, and its full one requests that demand it or a floor of quality; before and after, the
-lesser one keeps out of the way.
+lesser one keeps out of the way. A variant whose answers were found to disagree with the reference's (`demoted`) keeps
+out of the way of every request, also of one that demands it where another target has it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def deferred_to(variant: VariantOffer, demanded: str, min_quality: float) -> boo
 
     That is no misfit: where no other variant takes the request, this one does.
     """
+    if variant.standing == "demoted":
+        return True
     if demanded or variant.standing in ("", "relief"):
         return False
     return variant.standing == "spare" or not min_quality
@@ -40,7 +43,7 @@ def deferred_to(variant: VariantOffer, demanded: str, min_quality: float) -> boo
 
 def is_degraded_answer(variant: VariantOffer, *, demanded: bool) -> bool:
     """Whether an answer by it is degraded, by itself: a fuller one would have given it but for the target's trouble."""
-    return not demanded and variant.standing in ("relief", "spare")
+    return variant.standing == "demoted" or (not demanded and variant.standing in ("relief", "spare"))
 
 
 def is_lesser(one: VariantOffer, than: VariantOffer) -> bool:

@@ -14,13 +14,14 @@ number is still an answer. A condition is the name of such a decay, since when, 
     stalled        promises answers and gives none      its breaker opens (`progress.py`)
     loop_stalled   its agent says that its event loop is held up and deadlines are missed   none: a second attempt helps
     worker_lost    it says that a worker hung or died   none: what follows from it is seen otherwise
+    answer_drift   its answers disagree with the pool's (`gateway/core/agreement`)   its variant is demoted
 
 Levers are mild on purpose: predictions already hold what answers have shown, so a condition changes what they cannot
 say, and its chief use is to be reported to people before a deadline is missed.
 
 Hysteresis, so that nothing flaps: each sign has a lower threshold to stay than to begin, and a condition ends only
 when its sign has been gone for `HOLD_S` without a break. A new process ends what was the old one's (all but
-`link_regime`); the next condition there is a new one.
+`link_regime` and `answer_drift`); the next condition there is a new one.
 
 Invariants: at most one condition of a name; a condition that ends lasted `HOLD_S` at least, unless its process ended;
 `look` is called about once a second with non-decreasing `now`, and returns each change exactly once.
@@ -47,7 +48,7 @@ from tidegate.fleet.offers import SERVING, ModelOffer
 
 Name = Literal[
     "slow_drift", "memory_leak", "link_regime", "cold_cache", "thermal", "queue_buildup", "error_burst", "stalled",
-    "worker_lost", "loop_stalled",
+    "worker_lost", "loop_stalled", "answer_drift",
 ]  # fmt: skip
 NAMES: Final[tuple[Name, ...]] = get_args(Name)
 Variant = tuple[str, str, str]  # model, version, variant
@@ -57,7 +58,8 @@ LOOK_S: Final = 0.5  # heartbeats come every second, jittered
 WIDER: Final = 1.25  # times the spread of predictions that have just been wrong
 DEARER: Final = 1.5  # times the price of a second where memory runs out
 _OF_A_VARIANT: Final[tuple[Name, ...]] = ("slow_drift", "cold_cache")
-_OF_THE_PATH: Final = frozenset({"link_regime"})
+# Not the process's: a file or a sensor is as wrong for the next one, and the watch says when answers agree again.
+_OUTLIVES_PROCESS: Final = frozenset({"link_regime", "answer_drift"})
 _UNHEDGED: Final = frozenset({"link_regime", "queue_buildup", "error_burst"})
 _INSTANT_S: Final = 1e-6
 
@@ -130,6 +132,13 @@ class Degradation:
         self._stall, self._stalled_model = words, model
         self._judge("stalled", words, now, model=model)
 
+    def disagrees(self, words: str, now: float, model: str = "") -> None:
+        """Answers of the target disagree with the reference's, or with "" for `words` no longer."""
+        if words:
+            self._judge("answer_drift", words, now, model=model)
+        elif "answer_drift" in self.active:
+            self._end("answer_drift", now)  # the watch has a test of its own for this: it needs no hysteresis
+
     def offered(self, offers: Iterable[ModelOffer], now: float) -> None:
         """The target says what it offers, and with it how many workers it has lost.
 
@@ -163,7 +172,7 @@ class Degradation:
 
     def new_process(self, now: float) -> None:
         """Another process answers there now: what ailed the old one is over, and its caches are cold."""
-        for name in [name for name in self.active if name not in _OF_THE_PATH]:
+        for name in [name for name in self.active if name not in _OUTLIVES_PROCESS]:
             self._end(name, now)
         self._stall = ""
         self._workers_lost, self._workers_away = {}, ("", "")

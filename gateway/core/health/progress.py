@@ -8,10 +8,11 @@ owes an answer:
     overdue = time since the last answer in which an attempt was due, was under way, and nothing came
     stalled   overdue > patience          patience = LEAST_S + TIMES · how late its answers usually are, at most MOST_S
 
-A target that acknowledges nothing (a foreign server) is held to its own earlier answers: a request may be silent for as
-long as a worker's call may take, that is for max(0.5 s, 6 × the 99th percentile of its answers of that size).
-`UNPROMISED_S` of this is its patience and the rest comes before it is due (`unpromised_s`), so that what is given up
-soon adds up here too.
+A target that acknowledges nothing (a foreign server) is held to its own earlier answers: what 99 of 100 of that size
+took at most is as good as a promise (`AttemptTelemetry` says when that is due). With six times as long, as a worker's
+call may take, budgets of 0.3 s were over before it was known that nothing comes. Where a size says less, as of
+generations, an answer still gets max(0.5 s, 6 × that): `UNPROMISED_S` of this is its patience and the rest comes before
+it is due (`unpromised_s`), so that what is given up soon adds up here too.
 
 A single late attempt is no evidence: it was overtaken by more urgent ones, or its queue was predicted wrongly, and
 taking that for a fault feeds back on itself. Therefore any answer, also a late one and to whatever request, pays the
@@ -88,7 +89,11 @@ class ProgressWatch:
         return len(self._due)
 
     def due(self, attempt: int, at: float, now: float, model: str = "", *, promised: bool = True) -> None:
-        """The answer to this attempt is to come by `at`. A second word on the same attempt replaces the first."""
+        """The answer to this attempt is to come by `at`. A second word on the same attempt replaces the first.
+
+        Args:
+            promised: by its target's word, or by what its answers have taken; else only what is predicted is known.
+        """
         self._least_s = LEAST_S if promised else UNPROMISED_S
         if not self._due and now - self._idle_since > FORGET_S:
             self._carried_s, self._seen_at = 0.0, None

@@ -52,6 +52,18 @@ class CandidateRecord(NamedTuple):
     harm: float
     value: float
     rent: float
+    tokens: TokenRecord | None = None  # of a generation that was judged
+
+
+class TokenRecord(NamedTuple):
+    """What was predicted of a generation at one candidate, in seconds, and the three chances that were claimed."""
+
+    first_s: float  # in its slot, until the first token
+    step_s: float  # for each further one
+    batch: float  # sequences there, this one included
+    first: float
+    next: float
+    whole: float
 
 
 class PassedOffer(NamedTuple):
@@ -78,6 +90,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     passed_over: tuple[PassedOffer, ...]
     more_passed_over: int
     scarcity: float
+    tokens: Mapping[int, TokenRecord] = {}  # by place: of a generation
 
     @property
     def budget_s(self) -> float:
@@ -133,6 +146,7 @@ class DecisionRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
             harm=harm,
             value=value,
             rent=rent,
+            tokens=self.tokens.get(place),
         )
 
 
@@ -145,6 +159,7 @@ def pack_decision(decision: Decision | None) -> DecisionRecord | None:
     own = None if chosen is None else chosen.offered
     rows: list[Row] = []
     verdicts: dict[int, Verdict] = {}
+    tokens: dict[int, TokenRecord] = {}
     for index, one in enumerate(candidates):
         verdict = judged[index] if judged else None
         offered = one.offered
@@ -157,10 +172,13 @@ def pack_decision(decision: Decision | None) -> DecisionRecord | None:
         if verdict is not None or offered is own:
             width = target.interval_width.widths[crowding_class(one.ahead_s, one.compute_s)]
             verdicts[index] = (width, *(_UNJUDGED[1:] if verdict is None else (*verdict[:5], 1.0)))
+        if one.tokens is not None and verdict is not None and verdict.tokens is not None:
+            predicted = one.tokens
+            tokens[index] = TokenRecord(predicted.first_s, predicted.step_s, predicted.batch, *verdict.tokens.claims)
     passed, more = _passed_over(decision)
     return DecisionRecord(
         at=decision.at,
-        ask=decision.ask,
+        ask=_kept_ask(decision.ask),
         reason=decision.reason,
         chosen=place,
         rows=rows,
@@ -168,7 +186,15 @@ def pack_decision(decision: Decision | None) -> DecisionRecord | None:
         passed_over=passed,
         more_passed_over=more,
         scarcity=decision.scarcity,
+        tokens=tokens,
     )
+
+
+def _kept_ask(ask: Ask) -> Ask:
+    """The ask without what its prompt was known by."""
+    if ask.generation is None or not ask.generation.prefix:
+        return ask
+    return ask._replace(generation=ask.generation._replace(prefix=()))
 
 
 def _kept_candidates(decision: Decision) -> tuple[Sequence[Candidate], Sequence[CandidateScore | None]]:

@@ -107,6 +107,7 @@ class RequestRecord(msgspec.Struct, array_like=True, gc=False):
     end: AnswerRecord | ErrorText
     elapsed_s: float
     deadline: float | None
+    wasted_tokens: int = 0  # of a generation: computed by more than one target, or made and given to no one
 
     @property
     def ended_at(self) -> float:
@@ -149,7 +150,7 @@ class RequestRecord(msgspec.Struct, array_like=True, gc=False):
     @property
     def hedged(self) -> bool:
         """Whether a second attempt was launched beside a silent one; given up as hopeless it was a fallback."""
-        return "hedge" in self.reasons or "last-resort" in self.reasons
+        return not {"hedge", "race", "last-resort"}.isdisjoint(self.reasons)
 
     def tried(self) -> tuple[str, ...]:
         """The targets of its attempts, in order of launch."""

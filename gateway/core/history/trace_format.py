@@ -115,6 +115,9 @@ class RecordedRequest(RecordedLine, frozen=True, tag="request"):
     prompt_tokens: int = 0  # of a generation, as its answer said; 0: it is none, or was not answered
     cached_tokens: int = 0
     completion_tokens: int = 0
+    ttft_s: float | None = None  # its budgets for the first token, from its arrival, and for each further one
+    tpot_s: float | None = None
+    resumes: int = 0  # times that another target went on with it
     attempts: tuple[RecordedAttempt, ...] = ()
 
     @property
@@ -167,10 +170,12 @@ def request_line(record: RequestRecord, began_at: float, alias: Callable[[str], 
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
+            resumes=len(record.answer.route.resumed),
         )
     if record.decision is None:
         return line
     ask = record.decision.ask
+    generation = ask.generation
     return msgspec.structs.replace(
         line,
         version=ask.version,
@@ -183,6 +188,8 @@ def request_line(record: RequestRecord, began_at: float, alias: Callable[[str], 
         pin=ask.pin,
         min_quality=ask.min_quality,
         attested=ask.attested,
+        ttft_s=_s(first_by - record.arrived_at) if (first_by := generation and generation.first_by) else None,
+        tpot_s=None if generation is None else generation.next_s,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gateway.core.placement.generation_time import GenerationAsk
 from tidegate.placement_pin import Pin
 
 
@@ -27,3 +28,6 @@ class Ask(NamedTuple):
     escalates: bool = False  # an unsure answer of a lesser variant is sent on to a better one
     attested: bool = False  # targets without evidence that is good until the deadline are no candidates
     schema: bool = False  # a generation that has to follow a JSON schema
+    generation: GenerationAsk | None = None  # of a generating model, whose `units` are those expected
+    ids: bool = False  # a generation that only a target of token ids can answer: there are no words for it
+    begun: bool = False  # a generation whose beginning another target has written, given to this one in words

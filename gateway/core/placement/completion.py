@@ -7,6 +7,10 @@ normal distribution with the moments of its parts: compute is log-normal around 
 uncertain as waits have been there (`wait_error.py`). A path whose acks are overdue is believed only as far as its
 `trust`: the rest of the weight never arrives.
 
+What waits for a slot that some other one has to leave waits for ends, whose number and instants are about those of a
+Poisson process: its wait is a gamma distribution, of a shape of 1 at least (one end). A normal one with such a spread
+would have a good part of its weight below nothing, and promise in half a second what takes a quarter of a minute.
+
 `unacknowledged` is the chance that is left when not even the accept-ack has come: only the round trips that take longer
 than the silence are still possible, and beside them that the path is broken.
 
@@ -18,7 +22,8 @@ Values far from the deadline need no error function, and they are most: the sort
 chance costs a microsecond where it is clear, and some five where it is not.
 
 Invariants: 0 <= by(t) <= trust, rising in t and in trust, falling in busy; `chance_after_silence` is 0 at the deadline.
-Source: docs/design/routing.md, "Chance and calibration" and "Hedging".
+Source: docs/design/routing.md, "Chance and calibration" and "Hedging". Wilson and Hilferty, "The Distribution of
+Chi-Square", PNAS 1931.
 """
 
 from __future__ import annotations
@@ -32,6 +37,7 @@ from gateway.core.estimate.link_estimate import RttDistribution
 _REACH: Final = 4.0  # spreads beyond which Φ is 0 or 1
 _SQRT_2: Final = sqrt(2.0)
 _ROUNDING: Final = 1e-9  # what a sum over a sample may be off
+_LEAST_SHAPE: Final = 1.0  # of a gamma distribution: the wait for one end, which is about exponential
 _NEVER: Final = 1e-9  # less than this share of the outcomes left: nothing is known of them
 
 
@@ -42,10 +48,13 @@ class CompletionTime(NamedTuple):
     busy_s: float  # mean of wait + compute, with the bodies' time on the wire
     spread_s: float  # its standard deviation
     trust: float = 1.0
+    skewed: bool = False  # a gamma distribution and not a normal one
 
     def by(self, budget_s: float) -> float:
         """The chance that it takes no longer than `budget_s`."""
         path, spread_s, trust = self.path, self.spread_s, self.trust
+        if self.skewed:
+            return self._by_skewed(budget_s)
         room_s, reach_s = budget_s - self.busy_s, _REACH * spread_s
         values_s = path.values_s
         # The two ends decide most cases: every round trip leaves room, or none does.
@@ -62,10 +71,28 @@ class CompletionTime(NamedTuple):
             total += weight * erf((room_s - value_s) * scale)
         return max(0.0, min(trust, 0.5 * trust * total))
 
+    def _by_skewed(self, budget_s: float) -> float:
+        total = 0.0
+        for value_s, weight in zip(self.path.values_s, self.path.weights, strict=True):
+            chance = self._busy_by(budget_s - value_s)
+            if chance <= 0.0:
+                break  # round trips rise, and chances fall
+            total += weight * chance
+        return max(0.0, min(self.trust, self.trust * total))
+
+    def _busy_by(self, room_s: float) -> float:
+        """The chance that wait and compute take no longer than `room_s`."""
+        if not self.skewed:
+            return _normal((room_s - self.busy_s) / self.spread_s)
+        if room_s <= 0.0:
+            return 0.0
+        # Wilson and Hilferty: the cube root of a gamma variable over its mean is about normal, with these moments.
+        ninth = min(_LEAST_SHAPE, (self.spread_s / self.busy_s) ** 2) / 9.0  # 1 / (9 · shape)
+        return _normal(((room_s / self.busy_s) ** (1.0 / 3.0) - 1.0 + ninth) / sqrt(ninth))
+
     def at_most(self, budget_s: float) -> float:
         """No less than `by`, for a tenth of its price: the chance if every round trip were as short as the shortest."""
-        sigmas = (budget_s - self.busy_s - self.path.values_s[0]) / self.spread_s
-        return min(self.trust, self.trust * _normal(sigmas) + _ROUNDING)
+        return min(self.trust, self.trust * self._busy_by(budget_s - self.path.values_s[0]) + _ROUNDING)
 
     def unacknowledged(self, silence_s: float, budget_s: float, broken: float) -> float:
         """The chance to take no longer than `budget_s`, given that not even an accept-ack came within `silence_s`.
@@ -77,10 +104,9 @@ class CompletionTime(NamedTuple):
         first = bisect_right(values_s, silence_s)
         if first == len(values_s):  # longer than any round trip that was seen
             slower = self.path.slower_than(silence_s)
-            room_s = budget_s - self.busy_s - 1.25 * silence_s  # as if it took a quarter longer still
-            return slower / (slower + broken) * _normal(room_s / self.spread_s)
+            return slower / (slower + broken) * self._busy_by(budget_s - 1.25 * silence_s)  # a quarter longer still
         in_time = sum(
-            weight * _normal((budget_s - self.busy_s - value_s) / self.spread_s)
+            weight * self._busy_by(budget_s - value_s)
             for value_s, weight in zip(values_s[first:], self.path.weights[first:], strict=True)
         )
         return in_time / (1.0 - self.path.below[first] + broken)
@@ -101,6 +127,7 @@ def completion_time(
     *,
     wire_s: float = 0.0,
     trust: float = 1.0,
+    skewed: bool = False,
 ) -> CompletionTime:
     """The distribution of an attempt's time.
 
@@ -108,12 +135,13 @@ def completion_time(
         wait_s, wait_variance: mean and variance of the time in the queue.
         compute_s: the median prediction; `sigma` is the standard deviation of its logarithm.
         wire_s: the bodies' time on the wire, beyond the round trip.
+        skewed: the wait is for a slot (`CompletionTime.skewed`).
     """
     skew = exp(sigma * sigma)
     mean_s = compute_s * sqrt(skew)  # of a log-normal with this median
     # variance of compute, (e^σ² − 1) · mean², and of the wait: independent
     spread_s = sqrt(mean_s * mean_s * (skew - 1.0) + wait_variance)
-    return CompletionTime(path, wire_s + wait_s + mean_s, spread_s, trust)
+    return CompletionTime(path, wire_s + wait_s + mean_s, spread_s, trust, skewed)
 
 
 def chance_after_silence(by_now: float, by_deadline: float, claimed: float) -> float:

@@ -4,7 +4,7 @@
     attestation   where it is required, the target's evidence is good until the deadline  a promise to the caller
     target        the target is usable now: by its breakers, or because a probe is due    `usable`, an argument
     variant       the variant takes so many and so long rows, and is what was demanded
-    deferred      the variant is not meant for such requests just now (`variant_rank.py`)
+    deferred      the variant is not meant for such requests just now, or is demoted (`variant_rank.py`)
 
 The first two hold for every choice of a target: the first attempt, a fallback, a hedge, an escalation, a probe and the
 fallback placer. The last one is no misfit: where no other variant takes the request, a deferred one does, so callers
@@ -103,6 +103,10 @@ def variant_misfit(variant: VariantOffer, ask: Ask) -> str:
         return f"has {variant.name} of {quality}"
     if ask.schema and not variant.schemas:
         return f"has {variant.name}, which follows no JSON schema"
+    if ask.ids and variant.grade != "ids":
+        return f"has {variant.name}, which takes and gives text, and this request needs token ids"
+    if ask.begun and not variant.resumable:
+        return f"has {variant.name}, which cannot go on with an answer that has begun"
     return ""
 
 

@@ -38,7 +38,7 @@ HEALED: Final = 100
 _UNMEASURED_S: Final = 0.05  # of a target without a table: any number, the same for all of them
 
 
-class PredictionFailed(ArithmeticError):
+class PredictionFailed(Exception):
     """A decision rests on a number that is not finite."""
 
 

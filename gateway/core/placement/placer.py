@@ -34,6 +34,8 @@ from typing import Final, NamedTuple
 from gateway.core.estimate.calibration import Prediction
 from gateway.core.estimate.conformal import NORMAL
 from gateway.core.estimate.queue_externality import QueuePosition
+from gateway.core.estimate.token_calibration import TokenChances, TokenClaim
+from gateway.core.estimate.token_pace import TokenPrediction
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.offer_index import Offer
 from gateway.core.fleet.target import TargetView
@@ -41,7 +43,9 @@ from gateway.core.fleet.variant_rank import deferred_to
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.attempt_observer import AttemptObserver
 from gateway.core.placement.cloud_budget import CloudBudget
+from gateway.core.placement.crowd import sample
 from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
+from gateway.core.placement.generation_time import GenerationAsk
 from gateway.core.placement.shortlist import Shortlist
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, ServeError
@@ -55,7 +59,7 @@ _TWIN: Final = 1.25  # of the other's price is still the same price
 class PlacementClaim(NamedTuple):
     """What a policy with chances claimed for its choice: the prediction, and the position in the queue."""
 
-    prediction: Prediction
+    prediction: Prediction | TokenClaim
     place: QueuePosition
     externality: float = 0.0  # on others, in ordinary answers in time
 
@@ -74,6 +78,7 @@ class Candidate(NamedTuple):
     ahead_s: float = 0.0  # the wait as the ledger has it, before its error is taken out
     claim: PlacementClaim | None = None  # set on the chosen one, by policies that have one
     observer: AttemptObserver | None = None  # set on the chosen one by the admission guard
+    tokens: TokenPrediction | None = None  # of a generation
 
     @property
     def target(self) -> TargetView:
@@ -97,7 +102,15 @@ class Candidate(NamedTuple):
             self.ahead_s,
             self.claim,
             observer,
+            self.tokens,
         )
+
+
+class TokenScore(NamedTuple):
+    """The three chances of a generation at one candidate: raw, and calibrated."""
+
+    raw: TokenChances
+    claims: TokenChances
 
 
 class CandidateScore(NamedTuple):
@@ -109,11 +122,13 @@ class CandidateScore(NamedTuple):
     value: float
     rent: float = 0.0  # at the shadow price: what it takes from requests that are still to come
     ahead_s: float = 0.0  # of the queue, without the requests that it would pass
+    tokens: TokenScore | None = None  # of a generation
+    bill: float = 0.0  # the part of its cost's weight that only chooses among targets
 
     @property
     def worth(self) -> float:
-        """The value without the rent, which only chooses among targets: the requests behind it may never come."""
-        return self.value + self.rent
+        """The value without what only chooses among targets: the bill, and the rent, whose requests may never come."""
+        return self.value + self.rent + self.bill
 
 
 class Choice(NamedTuple):
@@ -211,6 +226,11 @@ class Placer:
         self.cloud_budget = cloud_budget
         self._policy = policy
         self._shortlist = Shortlist()
+        self._crowd_draw: Callable[[], float] | None = None
+
+    def share_targets(self, draw: Callable[[], float] | None) -> None:
+        """From now on with many other gateways (`crowd.py`), by chance in [0, 1); None: not any more."""
+        self._crowd_draw = draw
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         """Where `ask` should go now, leaving out the targets in `exclude`, which were tried already."""
@@ -222,7 +242,7 @@ class Placer:
             return Decision(now, ask, (), None, "", NothingAlive(no_candidate_reason(self.fleet, ask, now, exclude)))
         chosen, reason, judged = self.choose(candidates, ask, now)
         # Only where the prediction is too late can the proof be: a floor is below its prediction.
-        if chosen.finish_s > budget_s and (floor_s := _floor_s(candidates, ask.units)) > budget_s:
+        if chosen.finish_s > budget_s and (floor_s := _floor_s(candidates, ask)) > budget_s:
             return Decision(
                 at=now,
                 ask=ask,
@@ -273,6 +293,10 @@ class Placer:
 
     def _candidates(self, ask: Ask, now: float, exclude: Collection[str]) -> tuple[Candidate, ...]:
         offers = self.fleet.offers(ask.model, ask.version)
+        if self._crowd_draw is not None:
+            found = self._fitting(sample(offers, self._crowd_draw), ask, now, exclude)
+            if any(one.finish_s <= ask.deadline - now for one in found):
+                return _without_reserve(found, ask.deadline - now) if self.fleet.has_reserve else found
         looked_at = self._shortlist.of(ask.model, ask.version, offers, ask.units)
         found = self._fitting(looked_at, ask, now, exclude)
         # A shortlist cannot prove that there is no candidate, so all offers are looked at, and then deferred variants.
@@ -289,10 +313,12 @@ class Placer:
         for each would add its own cost to that of `estimate`. `takes` comes late, since it may trip a mute path.
         """
         inside, attested, deadline = INSIDE[ask.pin], ask.attested, ask.deadline
-        demanded, floor = ask.variant, ask.min_quality
+        demanded, floor, generation = ask.variant, ask.min_quality, ask.generation
         return tuple(
             [
                 estimate(offered, ask.units, now, ask.body_bytes, ask.answer_bytes)
+                if generation is None
+                else estimate_generation(offered, generation, now, ask.body_bytes, ask.answer_bytes)
                 for offered in offers
                 if offered.zone in inside
                 and not (attested and offered.target.attestation.until < deadline)
@@ -318,11 +344,13 @@ def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answ
     queue_estimate, link = target.queue_estimate, target.link
     compute_s = cost.predict_s(units)
     if now >= target.plain_from:  # no slow start and no pause: `TargetView.wait_s` and `expected_wait_s`, inlined
-        ahead_s = queue_estimate.wait_s(now)
+        ahead_s = queue_estimate.wait_s(now) + offered.variant.wait_s  # the latter of a site's variant, else 0
         wait_s = ahead_s * queue_estimate.error.factor
     else:
-        ahead_s = target.wait_s(now)
+        ahead_s = target.wait_s(now) + offered.variant.wait_s
         wait_s = target.expected_wait_s(ahead_s, now)
+    if offered.cold_s:  # its model has to come into memory first
+        ahead_s, wait_s = ahead_s + offered.cold_s, wait_s + offered.cold_s
     link_s = link.path(now).median_s + body_bytes * link.s_per_byte  # round trip, and the request's time on the wire
     sigma_s, jitter_s = compute_s * cost.sigma, link.jitter_s
     return Candidate(  # positional: hot path
@@ -339,6 +367,74 @@ def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answ
     )
 
 
+def predicted(offered: Offer, ask: Ask, now: float) -> Candidate:
+    """The offer as a candidate for this ask."""
+    if ask.generation is None:
+        return estimate(offered, ask.units, now, ask.body_bytes, ask.answer_bytes)
+    return estimate_generation(offered, ask.generation, now, ask.body_bytes, ask.answer_bytes)
+
+
+def estimate_generation(
+    offered: Offer, ask: GenerationAsk, now: float, body_bytes: int = 0, answer_bytes: int = 0
+) -> Candidate:
+    """The same of a generation, by the token pace of its variant there; finish and margin are of the whole answer."""
+    target, pace, slots = offered.target, offered.cost.pace, offered.variant.slots
+    link = target.link
+    there = pace.under_way + target.queue_estimate.others(now)
+    places = offered.variant.places  # of a site, whose machines share what is there; else 1
+    batch = min(there / places + 1.0, float(slots or there + 1.0) / places)
+    batch = batch if batch > 1.0 else 1.0
+    cached_tokens = pace.prefixes.expected_tokens(ask.prefix)
+    prompt_units = max(0.0, ask.prompt_units - cached_tokens * ask.token_units)
+    first_s, step_s = pace.first_s(prompt_units, batch), pace.step_s(batch)
+    tokens_s = step_s * (ask.mean_length - 1.0)
+    compute_s = first_s + tokens_s
+    ahead_s, variance = pace.wait(there, slots, compute_s)
+    if now < target.plain_from:  # a pause after a refusal, or a slow start
+        ahead_s = max(ahead_s, target.refused_until - now)
+    wait_s = ahead_s * pace.wait_error.factor
+    variance += pace.wait_error.variance(ahead_s)
+    link_s = link.path(now).median_s + body_bytes * link.s_per_byte
+    # Variances: of the prompt's time, of the steps', of the length, of the wait and of the link, as independent.
+    lengths_s = step_s * _spread(ask.lengths)
+    errs_s = pace.first.sigma * first_s + pace.step.sigma * tokens_s
+    jitter_s = link.jitter_s
+    return Candidate(
+        offered=offered,
+        compute_s=compute_s,
+        wait_s=wait_s,
+        link_s=link_s,
+        margin_s=NORMAL * sqrt(errs_s * errs_s + lengths_s * lengths_s + variance + jitter_s * jitter_s),
+        finish_s=link_s + wait_s + compute_s,
+        cost=_time_or_tokens(target, ask, compute_s / max(1.0, slots / places))
+        + target.byte_price * (body_bytes + answer_bytes),
+        trust=target.trust(now),
+        ahead_s=ahead_s,
+        tokens=TokenPrediction(
+            first_s=first_s,
+            first_sigma=pace.first.sigma,
+            step_s=step_s,
+            step_sigma=pace.step.sigma,
+            wait_variance=variance,
+            batch=batch,
+            cached_tokens=cached_tokens,
+        ),
+    )
+
+
+def _time_or_tokens(target: TargetView, ask: GenerationAsk, share_s: float) -> float:
+    """What a generation costs there: its slot's share of the device's time, or its tokens where those are paid for."""
+    if target.spec.token_price.is_free:
+        return target.price * share_s
+    return target.token_cost(ask.prompt_tokens, ask.mean_length)
+
+
+def _spread(lengths: Sequence[float]) -> float:
+    """The standard deviation of equally likely lengths."""
+    mean = sum(lengths) / len(lengths)
+    return sqrt(sum([(one - mean) * (one - mean) for one in lengths]) / len(lengths))
+
+
 def added_work_s(candidate: Candidate) -> float:
     """What the attempt adds to the wait of requests behind it: all its compute, or its part of a batched call.
 
@@ -349,6 +445,8 @@ def added_work_s(candidate: Candidate) -> float:
         return compute_s / slots
     if not offered.target.queue_estimate.batches:
         return compute_s
+    if offered.target.spec.tier == "site":
+        return compute_s / max(1.0, offered.variant.places)  # of all its places together
     # In a batch the cost of the call is shared; at least a twentieth remains, where the table is flat.
     work_s, least_s = compute_s - offered.cost.call_s(), 0.05 * compute_s
     return work_s if work_s > least_s else least_s
@@ -361,7 +459,8 @@ def margin_s(offered: Offer, compute_s: float, ahead_s: float) -> float:
     return NORMAL * sqrt(sigma_s * sigma_s + target.queue_estimate.error.variance(ahead_s) + jitter_s * jitter_s)
 
 
-def _floor_s(candidates: Sequence[Candidate], units: float) -> float:
+def _floor_s(candidates: Sequence[Candidate], ask: Ask) -> float:
+    units = ask.units if ask.generation is None else ask.generation.certain_units
     return min(one.offered.cost.floor_s(units) for one in candidates)
 
 

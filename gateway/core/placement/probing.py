@@ -32,7 +32,7 @@ from gateway.core.fleet.target import TargetView
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import target_ineligible, variant_ineligible
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Candidate, Decision, estimate
+from gateway.core.placement.placer import Candidate, Decision, predicted
 from tidegate.outcome import NothingAlive
 from tidegate.priority import level_of
 
@@ -104,15 +104,14 @@ class ProbePlacer:
         due = partial(_is_due, may_wait=may_wait, anybody=anybody)
         indexed = self._fleet.offers(ask.model, ask.version).all
         return [
-            estimate(one, ask.units, now, ask.body_bytes, ask.answer_bytes)
+            predicted(one, ask, now)
             for target_id in self._fleet.balance.ejected
             if target_id not in exclude
             if target_ineligible(target := self._fleet.targets[target_id], ask, now, usable=due) is None
             for offer in target.offers
             if (offer.name, offer.version) == (ask.model, ask.version)
             for variant in offer.variants
-            if variant_ineligible(variant, ask) is None
-            if (one := indexed.get((target_id, variant.name)))
+            if (one := indexed.get((target_id, variant.name))) and variant_ineligible(one.variant, ask) is None
         ]
 
     def _doubted(self, decision: Decision) -> Candidate | None:

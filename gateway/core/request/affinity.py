@@ -45,9 +45,16 @@ class Affinity:
             while len(self._homes) > self._most:
                 self._homes.popitem(last=False)
 
-    def placement(self, model: str, step: SequenceStep, placement: Placement, now: float) -> Placement:
-        """The placement that decides where this step goes."""
-        return StickyPlacer(placement, None if step.start else self.home(model, step.id, now), start=step.start)
+    def placement(
+        self, model: str, step: SequenceStep, placement: Placement, now: float, told: str | None = None
+    ) -> Placement:
+        """The placement that decides where this step goes.
+
+        Args:
+            told: the home that the client brought with it, which is younger than what is known here.
+        """
+        home = None if step.start else told or self.home(model, step.id, now)
+        return StickyPlacer(placement, home, start=step.start)
 
     def __len__(self) -> int:
         return len(self._homes)

@@ -27,11 +27,17 @@ from collections.abc import Mapping
 from math import exp
 from typing import Final, NamedTuple
 
+from gateway.core.estimate.calibration import Prediction
 from gateway.core.estimate.conformal import crowding_class
+from gateway.core.estimate.known_prefixes import PrefixChain
 from gateway.core.estimate.link_estimate import LinkEstimate
+from gateway.core.estimate.token_calibration import TokenClaim, TokenTimes
+from gateway.core.estimate.token_pace import TokenPace
 from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.health.breaker import AttemptVerdict, Blame, Breaker, BreakerState, blame
 from gateway.core.health.progress import unpromised_s
+from gateway.core.placement.completion import chance_after_silence
+from gateway.core.placement.generation_time import generation_time
 from gateway.core.placement.interval import p95_s
 from gateway.core.placement.placer import Candidate, added_work_s
 from tidegate.outcome import BadAnswer, CallerError, DeadlineExceeded, InternalError, Overloaded, ServeError
@@ -43,6 +49,7 @@ _DUE_MARGINS: Final = 2.0  # margins of 1.645 standard deviations after which a 
 # Of an answer's time without stages: what is expected of link and wait errs, and where it is more than the whole, "no
 # compute at all" taught a spread of e^4, with which no answer of a foreign server was ever overdue.
 _LEAST_COMPUTE: Final = 0.2
+_FEW: Final = 10.0  # answers: by so many, twice the longest is still usual
 _LONGEST_S: Final = 3600.0  # that an ack may promise: it comes from the network
 _NOBODY: Final = Blame(AttemptVerdict.IGNORED, AttemptVerdict.IGNORED)
 # Ends that say nothing about how well time was predicted. A target that fails or refuses is the breaker's and the
@@ -50,11 +57,22 @@ _NOBODY: Final = Blame(AttemptVerdict.IGNORED, AttemptVerdict.IGNORED)
 _NO_WORD_ON_TIME: Final = (CallerError, Overloaded, BadAnswer, InternalError)
 
 
+class ComputedTokens(NamedTuple):
+    """What a generation took: tokens of its answer, the work of its prompt, and the engine's seconds for both."""
+
+    made: int
+    prompt_units: float
+    first_s: float  # until the first token
+    rest_s: float  # for the others together
+    cached: int = 0  # tokens of the prompt that were not computed again
+
+
 class ComputedWork(NamedTuple):
     """The work that an answer turned out to be, and the seconds that it was computed, where the answer tells."""
 
     units: float
     seconds: float
+    tokens: ComputedTokens | None = None
 
 
 class AttemptTelemetry:
@@ -63,12 +81,15 @@ class AttemptTelemetry:
     __slots__ = (
         "_body_bytes",
         "_breaker",
+        "_first_at",
         "_key",
         "_ledger",
         "_link",
+        "_pace",
         "_path",
         "_path_probe",
         "_plain",
+        "_prefix",
         "_probe",
         "_progress",
         "_scaling",
@@ -80,8 +101,21 @@ class AttemptTelemetry:
         "within_s",
     )
 
-    def __init__(self, candidate: Candidate, key: int, units: float, now: float, body_bytes: int = 0) -> None:
-        """Note the launch. `key` is unique among this gateway's attempts; `body_bytes` are the request's."""
+    def __init__(
+        self,
+        candidate: Candidate,
+        key: int,
+        units: float,
+        now: float,
+        body_bytes: int = 0,
+        *,
+        prefix: PrefixChain = (),
+    ) -> None:
+        """Note the launch. `key` is unique among this gateway's attempts; `body_bytes` are the request's.
+
+        Args:
+            prefix: the blocks of a generation's prompt.
+        """
         offered = candidate.offered
         target = offered.target
         self.candidate = candidate
@@ -90,6 +124,7 @@ class AttemptTelemetry:
         self._key = key
         self._units = units
         self._body_bytes = body_bytes
+        self._prefix = prefix
         self._ledger = ledger = target.queue_estimate
         self._link = link = target.link
         self._breaker, self._path = target.breaker, target.path_breaker
@@ -99,12 +134,20 @@ class AttemptTelemetry:
         target.asked_at = now
         self._plain = now >= target.plain_from
         self._stake = candidate.claim
-        place = self._stake and self._stake.place
-        ledger.launch(key, added_work_s(candidate), now, place, call_s=offered.cost.call_s())
+        self._first_at: float | None = None
+        self._pace: TokenPace | None = None
+        if candidate.tokens is None:
+            place = self._stake and self._stake.place
+            ledger.launch(key, added_work_s(candidate), now, place, call_s=offered.cost.call_s())
+        else:  # it has a slot, or waits for one: it is not ahead of single answers
+            ledger.launch(key, 0.0, now)
+            self._pace = offered.cost.pace
+            self._pace.launched(candidate.compute_s)
         self._progress = target.progress
         if not link.acknowledges:
             ledger.accepted(key)
-            self._progress.due(key, now + self._unpromised_s(), now, offered.model, promised=False)
+            due_s, is_usual = self._unpromised_s()
+            self._progress.due(key, now + due_s, now, offered.model, promised=is_usual)
         link.sent(key, now, body_bytes)
         self._scaling = target.scaling
         if self._scaling is not None:
@@ -138,11 +181,16 @@ class AttemptTelemetry:
         offered.target.refusals = 0
         due_s = _DUE_TIMES * word.finish_in_s + 0.5 * candidate.link_s + _DUE_MARGINS * candidate.margin_s
         self._progress.due(key, now + min(due_s, _LONGEST_S), now, offered.model)
-        if not self._plain:
+        if not self._plain or self._pace is not None:
             return
         expected_s = max(0.0, candidate.ahead_s - (now - self.launched_at - candidate.link_s))
         promised_s = max(0.0, word.finish_in_s - candidate.compute_s)
         self._ledger.apply_ack(promised_s - expected_s, now)
+
+    def begun(self, now: float, cached_tokens: int) -> None:
+        """Note its first token. Args: cached_tokens: of the prompt, that its target had."""
+        self._first_at = now
+        self._prompt_computed(cached_tokens)
 
     def answered(
         self,
@@ -163,7 +211,11 @@ class AttemptTelemetry:
         self._link.ended(self._key, now, heard=True)
         self.candidate.offered.target.refusals = 0
         if self._stake is not None:
-            self._stake.prediction.answered(now)
+            prediction = self._stake.prediction
+            if isinstance(prediction, TokenClaim):
+                prediction.answered(now, self._times(work, now))
+            else:
+                prediction.answered(now)
         self._told(late=self._is_overdue(now))
         self._end(blame(None), now, 0.0)
         offered, total_s = self.candidate.offered, now - self.launched_at
@@ -180,12 +232,20 @@ class AttemptTelemetry:
         if compute_s is None:
             unloaded_s = total_s - self.candidate.link_s - self.candidate.wait_s
             offered.cost.record(self._units, max(unloaded_s, _LEAST_COMPUTE * total_s))
+            if self._pace is not None:
+                self._learn_pace(self._pace, work and work.tokens, self.candidate.wait_s, now)
             return min(total_s, self.candidate.link_s)
-        units, seconds = (self._units, compute_s) if work is None else work
+        units, seconds, tokens = (self._units, compute_s, None) if work is None else work
         offered.cost.record(units, seconds)
-        alone = not (
-            self._ledger.batches or offered.variant.slots
-        )  # else batch-mates, which are not known here, slow it
+        if self._pace is not None:
+            queue_s = stages.get("queue", 0.0)
+            self._learn_pace(self._pace, tokens, queue_s, now)
+            if self._plain:
+                self._pace.wait_error.record(self.candidate.ahead_s, queue_s)
+            link_s = max(0.0, total_s - queue_s - compute_s)
+            self._link.record(link_s, now, self._body_bytes + body_bytes)
+            return link_s
+        alone = not self._ledger.batches  # else batch-mates, which are not known here, slow it
         if offered.cost.measured and alone:
             variant = offered.model, offered.version, offered.variant.name
             offered.target.degradation.answered(variant, offered.cost.table_s(units), seconds, now)
@@ -205,7 +265,7 @@ class AttemptTelemetry:
         if not isinstance(error, _NO_WORD_ON_TIME):
             self._told(late=True)
             if self._stake is not None:
-                self._stake.prediction.failed(now, is_fault=is_fault)
+                self._settle_failed(self._stake.prediction, now, is_fault=is_fault)
         target = self.candidate.offered.target
         if isinstance(error, Overloaded):
             target.refused(error.retry_after_s, now)
@@ -226,6 +286,17 @@ class AttemptTelemetry:
         else:
             self._toll.failed(now)
 
+    def stalled(self, error: ServeError, now: float, draw: float) -> None:
+        """Note that its answer left it after a silence.
+
+        Where acks are overdue as well nothing comes over the path, which has failed. Else the target may be busy with
+        a long prompt: one silence ends many attempts at once, and is no five failures in a row.
+        """
+        if self._link.silent_since is not None:
+            self.failed(error, now, draw)
+        else:
+            self.cancelled(now)
+
     def cancelled(self, now: float, *, hopeless: bool = False) -> None:
         """Note that we gave it up ourselves. Where even its ack was overdue, that says something about the link.
 
@@ -238,10 +309,14 @@ class AttemptTelemetry:
             self._ledger.abandon(self._key, now)
         self._link.ended(self._key, now, heard=False)
         if self._stake is not None:
+            prediction = self._stake.prediction
             if hopeless:
-                self._stake.prediction.failed(now)
+                self._settle_failed(prediction, now, is_fault=False)
+            elif isinstance(prediction, TokenClaim):
+                left = self._left_of_first(prediction, now)
+                prediction.given_up(now, first_at=self._first_at, is_fault=self.is_stalled(now), left=left)
             else:
-                self._stake.prediction.given_up(now, is_fault=self.is_stalled(now))
+                prediction.given_up(now, is_fault=self.is_stalled(now))
         if self._is_overdue(now):
             self._told(late=True)
         self._end(_NOBODY if hopeless and not self._probe else self._blame_for_debt(now), now, 0.0)
@@ -251,14 +326,66 @@ class AttemptTelemetry:
         elif self._toll is not None:
             self._toll.cancelled(now)
 
-    def _unpromised_s(self) -> float:
-        """In how many seconds the answer is due of a target that acknowledges nothing: by what it has shown."""
+    def _left_of_first(self, claim: TokenClaim, now: float) -> float | None:
+        """The chance that the first token would still have been in time, after the silence until now; None: unknown."""
+        tokens, first_by = self.candidate.tokens, claim.budget.first_by
+        if tokens is None or first_by is None or self._first_at is not None:
+            return None
         candidate = self.candidate
-        p99_s = candidate.offered.cost.answer_times.p99_s(self._units)
-        if p99_s is None:
-            return _DUE_TIMES * candidate.finish_s + _DUE_MARGINS * candidate.margin_s
+        path = self._link.path(now)
+        takes = generation_time(path, candidate.wait_s, tokens, (1.0,), trust=candidate.trust).first
+        by_now, by_due = takes.by(now - self.launched_at), takes.by(first_by - self.launched_at)
+        return chance_after_silence(by_now, by_due, claim.claims.first)
+
+    def _settle_failed(self, prediction: Prediction | TokenClaim, now: float, *, is_fault: bool) -> None:
+        if isinstance(prediction, TokenClaim):
+            prediction.failed(now, first_at=self._first_at, is_fault=is_fault)
+        else:
+            prediction.failed(now, is_fault=is_fault)
+
+    def _prompt_computed(self, cached_tokens: int) -> None:
+        """Its target has the whole prompt in its cache now; told once."""
+        if self._pace is not None and self._prefix:
+            self._pace.prefixes.computed(self._prefix, cached_tokens)
+            self._prefix = ()
+
+    def _times(self, work: ComputedWork | None, now: float) -> TokenTimes | None:
+        """Its tokens as they came here; None where they came in one piece, or are not known."""
+        if self._first_at is None or work is None or work.tokens is None:
+            return None
+        return TokenTimes(work.tokens.made, self._first_at, now)
+
+    def _learn_pace(self, pace: TokenPace, tokens: ComputedTokens | None, queue_s: float, now: float) -> None:
+        """Learn from a generation's end: by its engine's times, or by the instants of its tokens."""
+        candidate, first_at = self.candidate, self._first_at
+        assert candidate.tokens is not None  # as of each generation
+        if tokens is None:
+            return
+        self._prompt_computed(tokens.cached)
+        if tokens.first_s > 0.0:
+            first_s = tokens.first_s
+            each_s = tokens.rest_s / (tokens.made - 1) if tokens.made > 1 else None
+        elif first_at is not None:
+            first_s = first_at - self.launched_at - candidate.link_s - queue_s
+            each_s = TokenTimes(tokens.made, first_at, now).each_s
+        else:
+            return
+        pace.record(tokens.prompt_units, first_s, each_s, candidate.tokens.batch)
+
+    def _unpromised_s(self) -> tuple[float, bool]:
+        """In how many seconds the answer is due of a target that acknowledges nothing, and whether it has shown that.
+
+        What it has shown is as good as a promise. Of few answers the longest says little: they get more time.
+        """
+        candidate = self.candidate
+        usual = candidate.offered.cost.answer_times.usual(self._units)
+        if usual is None:
+            return _DUE_TIMES * candidate.finish_s + _DUE_MARGINS * candidate.margin_s, False
         # Not before it is expected either: more may be ahead of it than ever was.
-        return min(_LONGEST_S, max(candidate.finish_s, unpromised_s(p99_s)))
+        if candidate.tokens is not None:  # how long an answer gets is not known before: its size says less
+            return min(_LONGEST_S, max(candidate.finish_s, unpromised_s(usual.p99_s))), False
+        due_s = (1.0 + _FEW / usual.answers) * usual.p99_s
+        return min(_LONGEST_S, max(candidate.finish_s, due_s)), True
 
     def _demand(self, now: float) -> None:
         """Tell what this asks of the pool: more replicas shorten the wait, and nothing else of an attempt's time."""
@@ -291,11 +418,15 @@ class AttemptTelemetry:
         return now - self.launched_at > self.within_s
 
     def _told(self, *, late: bool) -> None:
-        """It is known whether the answer came within its prediction."""
+        """It is known whether the answer came within its prediction, which of a generation is its length's."""
+        if self._pace is not None:
+            return
         crowding = crowding_class(self.candidate.ahead_s, self.candidate.compute_s)
         self.candidate.offered.target.interval_width.record(crowding, late=late)
 
     def _end(self, blamed: Blame, now: float, draw: float) -> None:
+        if self._pace is not None:
+            self._pace.ended(self.candidate.compute_s)
         if blamed.target is AttemptVerdict.SUCCESS and not self._probe:
             self._breaker.answered_late(now)
         self._breaker.record(blamed.target, now, draw, probe=self._probe)

@@ -40,6 +40,7 @@ class PendingAttempt(NamedTuple):
 
 HOPELESS: Final = "it promised its answer for after the deadline"
 STALLED: Final = "it promised an answer and gives none"
+RACE: Final = "race"  # why an attempt was launched beside a silent one, for the first token of either
 CUT_OFF: Final = "the way to it has gone silent"
 
 
@@ -49,6 +50,7 @@ class Hedge(NamedTuple):
     at: float
     reason: str = "hedge"
     instead: str = ""  # one of the reasons above: the first attempt will not be in time, and is taken out
+    share: float = 1.0  # of an attempt's work that it is expected to lose: what it takes from the purse
 
 
 class HedgePolicy(Protocol):
@@ -69,8 +71,8 @@ class HedgePolicy(Protocol):
     def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         """The hedge beside a silent attempt, if there is to be one, where `decision` says. Nothing is spent yet."""
 
-    def may_hedge(self) -> bool:
-        """Spend a hedge; False: there is nothing to spend."""
+    def may_hedge(self, share: float = 1.0) -> bool:
+        """Spend so much of a hedge; False: there is nothing to spend."""
 
     def may_fall_back(self) -> bool:
         """Spend a fallback after a failure; False: too many were spent lately."""
@@ -100,7 +102,7 @@ class DeadlineHedging:
             return None
         return Hedge(now)
 
-    def may_hedge(self) -> bool:
+    def may_hedge(self, share: float = 1.0) -> bool:
         return True
 
     def may_fall_back(self) -> bool:
@@ -119,15 +121,22 @@ def fallback_at(now: float, deadline: float, primary: Candidate, alternative: Ca
     return overdue if overdue + alternative.finish_s <= deadline else None
 
 
-def next_look_at(now: float, deadline: float, *, is_overdue: bool = False) -> float | None:
+def next_look_at(
+    now: float, deadline: float, *, first_by: float | None = None, is_overdue: bool = False
+) -> float | None:
     """When to look again after a look that found no help: after half of the time that is left; None near the deadline.
 
     Too much went on, no other target was there, or no token was left: any of these may pass. Where the attempt's own
     target is overdue it may soon be known to have stalled, so that is looked for sooner.
+
+    Args:
+        first_by: the instant by which the first token is due, where there is one: until then it is what is left.
     """
     half_s = (deadline - now) / 2
     if half_s < AGAIN_S:
         return None
+    if first_by is not None and first_by - now > 2 * AGAIN_S:
+        half_s = min(half_s, (first_by - now) / 2)
     return now + (min(half_s, OVERDUE_AGAIN_S) if is_overdue else half_s)
 
 

@@ -11,7 +11,12 @@
       └─ nowhere to go, or already late ──▶ DONE (Refuse)     any ──cancelled──▶ DONE (nothing: no caller)
 
     WAITING ──begun──▶ BEGUN ──answered──▶ DONE (Answer)
-                         └─ failed, or the deadline ──▶ DONE (Refuse)
+                       │ ▲ ├─ failed, and it may not be gone on with; or the deadline ──▶ DONE (Refuse)
+                       │ │ └─ failed, and the caller has all its tokens ──▶ DONE (Answer)
+                 failed  begun
+    timer: stalled, left │
+                       ▼ │
+                    RESUMING ──▶ as WAITING (HELD, hedges, fallbacks), with the rest of the answer for a request
 
     PROVISIONAL ──answered, sure──▶ DONE (Answer)
       └─ nothing better under way any more, or the timer just before the deadline ──▶ DONE (the provisional Answer)
@@ -21,11 +26,15 @@ sure. An unsure answer makes every attempt of no better a variant pointless, so 
 variant that is under way already (a hedge) is as good as an escalation, and none is launched (`escalation.py`).
 
 An answer that comes in parts is shown to the caller as it comes, so the first part settles which attempt answers: every
-other one is cancelled (a hedge is a race to the first token), and what fails from then on fails the request.
+other one is cancelled (a hedge is a race to the first token). What fails from then on fails the request, unless the
+answer may be gone on with elsewhere (`resumption.py`). Then all begins anew with what is left of it: from its launch on
+an attempt is told how many tokens there are, and the first that begins goes on from there. A target that has not
+failed, but stalls or leaves, is left only for another one: without one its answer goes on as it did.
 
 The live gateway performs the actions with tasks and connections, the simulator with a virtual clock; neither decides
 anything. Attempts are numbered from 0 in the order of their launch; a new attempt never goes where one went before,
-unless only the connection had ended under that one: over a new connection the same target is as good as any.
+unless only the connection had ended under that one: over a new connection the same target is as good as any. While an
+answer is to be gone on with, and no other is left, it may go to any but the one that failed last.
 
 HELD: every connection may be lost in one instant (a switch, a NAT, a proxy that restarts) and most are back within a
 few round trips. A refusal for want of a target that says when one may be back (`retry_after_s` of at most `HOLD_S`)
@@ -36,7 +45,9 @@ Invariants, kept under any interleaving of events:
 - the first sure answer wins, or the first to begin, and nothing replaces that one;
 - an error never beats an attempt that is still under way, nor a provisional answer;
 - a provisional answer is declared, is given before the deadline, and is only beaten by a better variant's;
-- at most `max_attempts` launches, and twice as many with those whose connections ended; none at or after the deadline;
+- at most `max_attempts` launches, and twice as many with those whose connections ended, before the first part and after
+  each resumption, of which there are at most `resumption.MOST`; none at or after the deadline;
+- at most one attempt has begun and is under way: none begins before the one that had begun has ended or is cancelled;
 - when the request is done, every attempt has ended or is cancelled: no work is orphaned;
 - one timer: each WakeAt replaces the one before.
 
@@ -59,6 +70,7 @@ from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.request.escalation import Escalations, provisional_due_at
 from gateway.core.request.hedging import EARLY_S, HOPELESS, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
+from gateway.core.request.resumption import STALLED, Resumption, StreamTrouble
 from tidegate.outcome import (
     DeadlineExceeded,
     Disconnected,
@@ -72,10 +84,11 @@ from tidegate.outcome import (
     Unauthenticated,
     Unreachable,
 )
-from tidegate.types import Accepted, Route
+from tidegate.types import Accepted, Resumed, Route
 
 MAX_ATTEMPTS: Final = 3
 HOLD_S: Final = 0.02  # beyond, an early refusal serves the caller better
+RESUMED: Final = "resumed"  # why an attempt was launched that goes on with another one's answer
 _LATEST_USEFUL: Final = DeadlineHedging()
 
 
@@ -84,6 +97,8 @@ class Launch(NamedTuple):
 
     attempt: int
     candidate: Candidate
+    units: float  # of its work
+    answered: int = 0  # tokens of the answer that the caller has: it goes on after these
 
 
 class WakeAt(NamedTuple):
@@ -97,6 +112,7 @@ class Cancel(NamedTuple):
 
     attempt: int
     hopeless: bool = False  # its target promised its answer for after the deadline
+    error: ServeError | None = None  # it had begun, and gave nothing more: what that counts as
 
 
 class Answer(NamedTuple):
@@ -121,8 +137,8 @@ class RequestMachine:
 
     __slots__ = (
         "_ask", "_begun", "_due_at", "_errors", "_escalations", "_hedge_at", "_hedges", "_hedging", "_held",
-        "_launched", "_max_attempts", "_may_look", "_pending", "_placement", "_provisional", "_reasons", "_tried",
-        "_watched", "decision", "done",
+        "_launched", "_launched_before", "_lost", "_max_attempts", "_may_look", "_pending", "_placement",
+        "_provisional", "_reasons", "_resumed", "_resumption", "_tried", "_watched", "_whole", "decision", "done",
     )  # fmt: skip
 
     def __init__(
@@ -133,8 +149,12 @@ class RequestMachine:
         max_attempts: int = MAX_ATTEMPTS,
         hedges: HedgePolicy = _LATEST_USEFUL,
         escalations: Escalations | None = None,
+        resumption: Resumption | None = None,
     ) -> None:
-        """Args: escalations: None: every answer will do."""
+        """Args:
+        escalations: None: every answer will do.
+        resumption: None: an answer that has begun is not gone on with elsewhere.
+        """
         self.done = False
         self.decision: Decision | None = None  # the first one, for explanations
         self._ask = ask
@@ -155,6 +175,11 @@ class RequestMachine:
         self._begun: int | None = None  # the attempt whose answer the caller sees already
         self._provisional: int | None = None  # the attempt whose unsure answer is in hand
         self._due_at = ask.deadline  # when that answer has to be given
+        self._whole = ask  # `_ask` is what is left of it
+        self._resumption = resumption
+        self._lost: _Lost | None = None  # the attempt whose answer is to be gone on with
+        self._launched_before = 0  # attempts before the latest resumption
+        self._resumed: list[Resumed] = []
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -200,6 +225,10 @@ class RequestMachine:
         self._begun, self._hedge_at = attempt, None
         losers: list[Action] = [Cancel(one) for one in sorted(self._pending) if one != attempt]
         self._pending = {attempt}
+        if self._resumption is not None:
+            candidate = self._launched[attempt]
+            self._note_resumed(candidate, now)
+            self._hedge_at = self._resumption.begun(candidate, now)
         return [*losers, self._wake()]
 
     def answered(self, attempt: int, now: float, confidence: float | None = None) -> list[Action]:
@@ -207,6 +236,8 @@ class RequestMachine:
         if self.done or attempt not in self._pending:
             return []
         self._pending.discard(attempt)
+        if self._lost is not None:
+            self._note_resumed(self._launched[attempt], now)  # the rest came at once, or there was none
         if self._escalations is None or self._begun is not None or self._escalations.judge(confidence):
             return self._give(attempt)
         return self._unsure(attempt, self._escalations, now)
@@ -218,7 +249,7 @@ class RequestMachine:
         self._pending.discard(attempt)
         self._errors.append((self._launched[attempt].target.id, error))
         if self._begun is not None:
-            return [self._refuse(error)]  # what was shown cannot be taken back
+            return self._go_on(error, now)
         if isinstance(error, Disconnected):
             self._tried.remove(self._launched[attempt].target.id)
         if self._pending:
@@ -237,7 +268,11 @@ class RequestMachine:
         if self._provisional is not None:
             return self._give(self._provisional) if due >= self._due_at else [self._wake()]
         if due >= self._ask.deadline:
+            if self._begun is not None and self._resumption is not None and self._resumption.is_complete:
+                return self._complete(self._begun, Cancel(self._begun))
             return [self._refuse(_too_late(self._ask, self._errors)), *self._finish()]
+        if self._begun is not None:
+            return self._look(now)
         if self._held:
             return self._fall_back(self._errors[-1][1], now) if self._errors else self.arrived(now)
         if self._hedge_at is None or due < self._hedge_at:
@@ -252,13 +287,92 @@ class RequestMachine:
     def _fall_back(self, error: ServeError, now: float) -> list[Action]:
         """Another attempt after the last one failed with `error`, if there is a target and it may be paid."""
         decision = self._placement.decide(self._ask, now, self._tried)
+        if decision.refusal is not None and self._lost is not None:
+            # The caller has a part of the answer: a target that was left before may be well again.
+            decision = self._placement.decide(self._ask, now, (self._errors[-1][0],))
         if decision.refusal is not None:
             last_word = _last_word(self._ask, self._errors, decision.refusal)
             return self._hold(decision.refusal, now) or [self._refuse(last_word)]
         # A refusal has cost no compute, and is placed again for free.
         if not isinstance(error, Overloaded) and not self._hedges.may_fall_back():
             return [self._refuse(_last_word(self._ask, self._errors))]
-        return self._launch(decision, now, "fallback")
+        return self._launch(decision, now, "fallback" if self._lost is None else RESUMED)
+
+    # an answer that has begun
+
+    def _look(self, now: float) -> list[Action]:
+        """Leave the target that speaks, if it has stalled or is leaving, and another is there."""
+        assert self._begun is not None
+        if self._resumption is None:
+            return [self._wake()]
+        found = self._resumption.look(self._launched[self._begun], now)
+        if isinstance(found, StreamTrouble):
+            left = self._leave(self._begun, found, self._resumption, now)
+            if left is not None:
+                return left
+            found = self._resumption.put_off(now)
+        self._hedge_at = found
+        return [self._wake()]
+
+    def _leave(self, attempt: int, trouble: StreamTrouble, resumption: Resumption, now: float) -> list[Action] | None:
+        """None: it stays where it is."""
+        words = f"no token came for {trouble.silent_s:.2f} s" if trouble.why == STALLED else "it is leaving"
+        error = Unreachable(words) if trouble.why == STALLED else None
+        if resumption.is_complete:
+            return None if error is None else self._complete(attempt, Cancel(attempt, error=error))
+        if resumption.why_never(None, len(self._resumed)):
+            return None
+        decision = self._place_rest(attempt, resumption, now)
+        if decision.chosen is None or (trouble.why == STALLED and _shown_in_s(decision.chosen) > trouble.silent_s):
+            return None
+        self._pending.discard(attempt)
+        self._resume(attempt, trouble.why, Unreachable(words), decision)
+        return [Cancel(attempt, error=error), *self._launch(decision, now, RESUMED)]
+
+    def _go_on(self, error: ServeError, now: float) -> list[Action]:
+        """The attempt that had begun has failed: what was shown cannot be taken back, but it may be gone on with."""
+        attempt, resumption = self._begun, self._resumption
+        assert attempt is not None
+        if resumption is None:
+            return [self._refuse(error)]
+        if resumption.is_complete:
+            return self._complete(attempt)
+        why_never = resumption.why_never(error, len(self._resumed))
+        if why_never or now + EARLY_S >= self._ask.deadline:
+            words = _broken_off_words(error, resumption, why_never or "its time is over")
+            return [self._refuse(type(error)(words, retry_after_s=error.retry_after_s))]
+        decision = self._place_rest(attempt, resumption, now, same=isinstance(error, Disconnected))
+        self._resume(attempt, error.code, error, decision)
+        if decision.refusal is not None:
+            return self._hold(decision.refusal, now) or [self._refuse(decision.refusal)]
+        return self._launch(decision, now, RESUMED)
+
+    def _place_rest(self, attempt: int, resumption: Resumption, now: float, *, same: bool = False) -> Decision:
+        """Where the rest of the answer may go. Args: same: also to the same target, over another connection."""
+        exclude = () if same else (self._launched[attempt].target.id,)
+        return self._placement.decide(resumption.remaining(self._whole), now, exclude)
+
+    def _resume(self, attempt: int, why: str, error: ServeError, decision: Decision) -> None:
+        """From here on the rest of the answer is the request."""
+        target = self._launched[attempt].target.id
+        self._lost, self._begun, self._hedge_at = _Lost(attempt, why, error), None, None
+        self._ask, self._launched_before = decision.ask, len(self._launched)
+        self._tried = [] if isinstance(error, Disconnected) else [target]
+        self._errors = [(target, error)]
+
+    def _note_resumed(self, by: Candidate, now: float) -> None:
+        """Another target goes on, where one was lost."""
+        if self._lost is None or self._resumption is None:
+            return
+        lost, self._lost = self._lost, None
+        self._resumed.append(self._resumption.resumed(self._launched[lost.attempt], by, lost.why, now))
+
+    def _complete(self, attempt: int, *cancel: Cancel) -> list[Action]:
+        """The caller has all the tokens that it asked for: their target need not say so."""
+        end = Answer(attempt, self._launched[attempt], self.route_of(attempt))
+        self._pending.discard(attempt)
+        self.done = True
+        return [end, *cancel]
 
     def _hold(self, refusal: ServeError, now: float) -> list[Action]:
         """Look again when a target may be there; nothing where that is too far off, or too late."""
@@ -282,7 +396,8 @@ class RequestMachine:
         # A provisional answer is insurance enough. After the one hedge a request may still move (`_hedge`).
         self._may_look = may_look = self._provisional is None and len(self._launched) < self._max_attempts
         self._hedge_at = self._hedges.first_look(self._ask, chosen, other, now) if other and may_look else None
-        return [Launch(attempt, chosen), self._wake()]
+        answered = 0 if self._lost is None or self._resumption is None else len(self._resumption.answer)
+        return [Launch(attempt, chosen, decision.ask.units, answered), self._wake()]
 
     def _hedge(self, now: float) -> list[Action]:
         latest = max(self._pending)  # only a launch sets the timer that leads here, and the last end sets it anew
@@ -296,10 +411,10 @@ class RequestMachine:
         if hedge is not None and hedge.at > now + EARLY_S and self._hedging is None:
             self._hedge_at = hedge.at
             return [self._wake()]
-        if hedge is None or self._hedging is not None or not self._hedges.may_hedge():
+        if hedge is None or self._hedging is not None or not self._hedges.may_hedge(hedge.share):
             link = watched.candidate.offered.target.link
             is_overdue = now > watched.promised_at if watched.promised_at is not None else link.acknowledges
-            self._hedge_at = next_look_at(now, self._ask.deadline, is_overdue=is_overdue)
+            self._hedge_at = next_look_at(now, self._ask.deadline, first_by=_first_by(self._ask), is_overdue=is_overdue)
             return [self._wake()]
         self._hedging = len(self._launched)
         return self._launch(decision, now, hedge.reason)
@@ -349,11 +464,12 @@ class RequestMachine:
             degraded=is_degraded_answer(candidate.variant, demanded=bool(self._ask.variant))
             or (attempt > 0 and is_lesser(candidate.variant, than=self._launched[0].variant)),
             provisional=attempt == self._provisional,
+            resumed=tuple(self._resumed),
         )
 
     def _may_launch(self, now: float) -> bool:
         # One whose connection ended under it had no chance: where many end, one after another, it may need a few.
-        made = len(self._launched)
+        made = len(self._launched) - self._launched_before
         within = len(self._tried) < self._max_attempts and made < 2 * self._max_attempts
         return within and now < self._ask.deadline
 
@@ -363,6 +479,9 @@ class RequestMachine:
 
     def _refuse(self, error: ServeError) -> Refuse:
         self.done = True
+        if self._lost is not None and self._resumption is not None:
+            kind = type(error) if isinstance(error, DeadlineExceeded) else type(self._lost.error)
+            error = kind(_broken_off_words(self._lost.error, self._resumption, error.message))
         return Refuse(error)
 
     def _finish(self) -> list[Action]:
@@ -376,17 +495,42 @@ class RequestMachine:
     def __repr__(self) -> str:
         begun = self._launched or self._held
         stage = "WAITING" if self._provisional is None else "PROVISIONAL, waiting"
+        stage = stage if self._lost is None else "RESUMING, waiting"
         waiting = "BEGUN, waiting" if self._begun is not None else "HELD, waiting" if self._held else stage
         state = "DONE" if self.done else f"{waiting} for {sorted(self._pending)}" if begun else "NEW"
         return f"<RequestMachine {self._ask.model} {state} {len(self._launched)} launched, {len(self._errors)} failed>"
 
 
+class _Lost(NamedTuple):
+    """An attempt that had begun, and is gone."""
+
+    attempt: int
+    why: str
+    error: ServeError
+
+
+def _shown_in_s(candidate: Candidate) -> float:
+    """In how many seconds a generation's next token is expected from there."""
+    tokens = candidate.tokens
+    return candidate.link_s + candidate.wait_s + (candidate.compute_s if tokens is None else tokens.first_s)
+
+
+def _first_by(ask: Ask) -> float | None:
+    """The instant by which the first token of a generation is due; None without such a budget."""
+    return None if ask.generation is None else ask.generation.first_by
+
+
+def _broken_off_words(error: ServeError, resumption: Resumption, why: str) -> str:
+    """What the caller is told at the end of an answer that is not gone on with. Args: error: by which it was lost."""
+    return f"{error.message}; after {len(resumption.answer)} tokens it could not be gone on with: {why}"
+
+
 def _another_may_do_better(error: ServeError) -> bool:
     """Whether a target's refusal leaves hope elsewhere. The request itself was checked before it was sent."""
     # A target that cannot make the deadline or lacks the model (an offer that is out of date) speaks for itself only.
-    # One that does not know this gateway speaks of us, not of the caller.
+    # One that does not know this gateway speaks of us, not of the caller. A site without a place for it is one of many.
     return error.retry_elsewhere or isinstance(
-        error, DeadlineExceeded | NotSupported | ModelNotFound | TooLarge | Unauthenticated | Forbidden
+        error, DeadlineExceeded | NotSupported | ModelNotFound | TooLarge | Unauthenticated | Forbidden | NothingAlive
     )
 
 

@@ -9,8 +9,10 @@ is its request's only chance and may overdraw the budget by as much as it can ho
 dies with a few dozen requests under way loses none, and a fleet that fails for good is not asked everything three
 times.
 
+A race to a generation's first token loses a prompt and no answer, so it costs that share of a token.
+
 Invariants: −cap <= tokens <= cap; over any stretch of n requests at most n · share + 2 · cap second attempts.
-Source: Finagle's RetryBudget; gRFC A6 (retry throttling); docs/design/routing.md, "Retry budget" (0.05 per request, cap
+Source: Finagle's RetryBudget; gRFC A6 (retry throttling); docs/design/routing.md, "Retry budget" (0.04 per request, cap
 30).
 """
 
@@ -22,7 +24,7 @@ class TokenBudget:
 
     __slots__ = ("_cap", "_share", "suppressed", "tokens")
 
-    def __init__(self, *, share: float = 0.05, cap: float = 30.0) -> None:
+    def __init__(self, *, share: float = 0.04, cap: float = 30.0) -> None:
         self.tokens = cap  # full, so that what fails in the first minute after a start is not lost
         self.suppressed = 0  # hedges that there was nothing left for
         self._share = share
@@ -36,20 +38,20 @@ class TokenBudget:
     def earn(self) -> None:
         self.tokens = min(self._cap, self.tokens + self._share)
 
-    def spend(self) -> bool:
-        """For a hedge."""
-        spent = self._take(down_to=0.0)
+    def spend(self, share: float = 1.0) -> bool:
+        """For a hedge. Args: share: of a whole second attempt, that it is expected to waste, 0 to 1."""
+        spent = self._take(share, down_to=0.0)
         self.suppressed += not spent
         return spent
 
     def overdraw(self) -> bool:
         """For a fallback."""
-        return self._take(down_to=-self._cap)
+        return self._take(1.0, down_to=-self._cap)
 
-    def _take(self, down_to: float) -> bool:
-        if self.tokens - 1.0 < down_to:
+    def _take(self, share: float, down_to: float) -> bool:
+        if self.tokens - share < down_to:
             return False
-        self.tokens -= 1.0
+        self.tokens -= share
         return True
 
     def __repr__(self) -> str:

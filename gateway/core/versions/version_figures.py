@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, get_args
 
 from gateway.core.estimate.sliding_stats import Ending, bucket_of, quantiles
 
@@ -29,6 +29,27 @@ Z: Final = 1.96  # 95 %
 class WilsonInterval(NamedTuple):
     low: float
     high: float
+
+
+class FigureCounts(NamedTuple):
+    """The counts behind `VersionFigures`, as another process is told them."""
+
+    endings: dict[str, int]
+    buckets: dict[int, int]
+    failures: dict[str, int]
+    provisional: int
+    escalated: int
+    degraded: int
+
+
+class AgreementCounts(NamedTuple):
+    """The counts behind `Agreement`."""
+
+    rows: int
+    agreeing: int
+    cosine_sum: float
+    cosine_least: float
+    unanswered: int
 
 
 @dataclass(slots=True)
@@ -49,6 +70,23 @@ class VersionFigures:
             return
         bucket = bucket_of(took_s)
         self.buckets[bucket] = self.buckets.get(bucket, 0) + 1
+
+    @property
+    def counted(self) -> FigureCounts:
+        endings: dict[str, int] = dict(zip(self.endings.keys(), self.endings.values(), strict=True))
+        lesser = self.provisional, self.escalated, self.degraded
+        return FigureCounts(endings, dict(self.buckets), dict(self.failures), *lesser)
+
+    def add(self, counts: FigureCounts) -> None:
+        """Count what was counted elsewhere too."""
+        for ending in get_args(Ending):
+            self.endings[ending] += counts.endings.get(ending, 0)
+        for bucket, count in counts.buckets.items():
+            self.buckets[bucket] = self.buckets.get(bucket, 0) + count
+        self.failures.update(counts.failures)
+        self.provisional += counts.provisional
+        self.escalated += counts.escalated
+        self.degraded += counts.degraded
 
     @property
     def asked(self) -> int:
@@ -84,6 +122,18 @@ class Agreement:
             self.agreeing += same if classes else cosine >= ALIKE
             self.cosine_sum += cosine
             self.cosine_least = min(self.cosine_least, cosine)
+
+    @property
+    def counted(self) -> AgreementCounts:
+        return AgreementCounts(self.rows, self.agreeing, self.cosine_sum, self.cosine_least, self.unanswered)
+
+    def add(self, counts: AgreementCounts) -> None:
+        """Count what was counted elsewhere too."""
+        self.rows += counts.rows
+        self.agreeing += counts.agreeing
+        self.cosine_sum += counts.cosine_sum
+        self.cosine_least = min(self.cosine_least, counts.cosine_least)
+        self.unanswered += counts.unanswered
 
     @property
     def ratio(self) -> float | None:

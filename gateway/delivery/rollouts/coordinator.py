@@ -13,6 +13,10 @@ requested of it, so the last step of a rollout that ended a year ago remains req
 
 Time passes for a rollout only during a session with the broker, and not in its first seconds, in which retained reports
 still arrive (`gateway/core/versions/canary.py` says why).
+Of several gateways with a store one conducts, and another takes over if it dies (`conductor_lease.py`): states are then
+recorded in the store too, under a fencing number, before they are published. A gateway that does not conduct decides
+and publishes nothing.
+
 A disk that cannot be written stops publishing and is logged: a device must not be given what a restart would forget.
 """
 
@@ -27,18 +31,21 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from gateway.core.versions.canary import CanaryRollout, RolloutPhase
+from gateway.core.versions.canary import CanaryRollout, CanaryState, RolloutPhase
 from gateway.delivery.artifacts.store import ArtifactStore
+from gateway.delivery.rollouts.conductor_lease import ConductorLease, NotConducting
 from gateway.delivery.rollouts.journal import KEPT, RolloutJournal
 from gateway.delivery.rollouts.order import (
     InvalidOrder,
     RolloutOrder,
+    decode_order,
     has_way_back,
     manifest_of,
     missing_artefacts,
     plans_of,
 )
 from gateway.fleet_sync.freshness import DeviceView
+from gateway.store.shared_store import StoreUnavailable
 from tidegate import clock
 from tidegate.fleet.reported import Reported
 from tidegate.models.manifest import Manifest
@@ -97,6 +104,7 @@ class RolloutController:
         on_versions: called with the manifests of versions that devices may come to have; must not block.
         preferred: told of each rollout that begins and of each that is called back.
         serving: by version of a model that is served now: the targets.
+        lease: decides whether this gateway conducts; None: it does.
     """
 
     def __init__(
@@ -106,8 +114,11 @@ class RolloutController:
         on_versions: Callable[[Iterable[Manifest]], None],
         preferred: PreferredVersions,
         serving: Callable[[str], Mapping[str, Sequence[str]]],
+        lease: ConductorLease | None = None,
     ) -> None:
         self.store = store
+        self.lease = lease
+        self._fence = ""  # of the lease under which this gateway has taken over what there is
         self._journal = RolloutJournal(store.root / "rollouts")
         self._channel = channel
         self._on_versions = on_versions
@@ -140,13 +151,15 @@ class RolloutController:
                 await self._announce_versions(order)
             except InvalidOrder as error:  # files were deleted; devices that have them still answer under the full name
                 log.error("a rollout's version is unknown here", rollout=order.spec.id, reason=str(error))
+        if self.lease is not None:
+            self.lease.watch(self._news.set)
         self._task.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
         for held in self._held.values():
-            if not held.waves.state.phase.is_over:
+            if not held.waves.state.phase.is_over and (self.lease is None or self.lease.holds):
                 await self._save(held)
 
     def fleet_changed(self) -> None:
@@ -172,6 +185,7 @@ class RolloutController:
             RolloutConflict: a device is in another rollout, has had a newer document, or files are missing.
             InvalidOrder: the order contradicts itself.
         """
+        self._check_conducts()
         async with self._beginning:
             plans = await asyncio.to_thread(plans_of, order)
             lacking = await asyncio.to_thread(missing_artefacts, plans, self.store)
@@ -180,6 +194,7 @@ class RolloutController:
                 raise RolloutConflict(f"{len(lacking)} files are not here: {named}; `tidegate model push` brings them")
             self._check_free(order)
             await self._announce_versions(order)
+            await self._record_order(order)
             await asyncio.to_thread(self._journal.begin, order)
             self._held[order.spec.id] = _ActiveRollout(order, CanaryRollout(order.spec), begun_at=clock.now())
             await self._forget_old()
@@ -194,6 +209,7 @@ class RolloutController:
         Raises:
             RolloutConflict: it is unknown, its phase does not allow that, or no target would serve the model.
         """
+        self._check_conducts()
         held = self._held.get(id)
         if held is None:
             raise RolloutConflict(f"there is no rollout {id!r}; `tidegate model status` lists them")
@@ -213,6 +229,22 @@ class RolloutController:
         held.dirty = True
         self._news.set()
         return held.waves
+
+    @property
+    def conducts(self) -> bool:
+        """Whether this gateway decides about rollouts now."""
+        return self.lease is None or (self.lease.holds and self._fence == self.lease.fence)
+
+    def _check_conducts(self) -> None:
+        if not self.conducts and self.lease is not None:
+            raise RolloutConflict(self.lease.refusal)
+
+    async def _record_order(self, order: RolloutOrder) -> None:
+        if self.lease is not None:
+            try:
+                await self.lease.record(order.spec.id, order=msgspec.json.encode(order))
+            except NotConducting as error:
+                raise RolloutConflict(str(error)) from error
 
     def _check_free(self, order: RolloutOrder) -> None:
         if order.spec.id in self._held:
@@ -281,6 +313,9 @@ class RolloutController:
                 pass
 
     async def _turn(self) -> None:
+        if not await self._conducts():
+            self._active = False
+            return
         now = clock.now()
         passed_s = self._passed_s(now)
         reports = {view.name: view.reported for view in self._channel.devices(now)} if self._session else {}
@@ -292,6 +327,65 @@ class RolloutController:
         self._active = bool(self._unpublished) or any(
             held.dirty or not held.waves.state.phase.is_over for held in self._held.values()
         )
+
+    async def _conducts(self) -> bool:
+        """Whether this gateway conducts; the first time under a lease, it takes over what is recorded."""
+        lease = self.lease
+        if lease is None:
+            return True
+        if not lease.holds:
+            self._fence = ""
+            return False
+        if self._fence != lease.fence:
+            fence = lease.fence
+            try:
+                await self._take_over(lease)
+            except (StoreUnavailable, NotConducting) as error:
+                log.warning("rollouts cannot be taken over yet", reason=str(error))
+                return False
+            except OSError as error:
+                log.error("rollouts that are taken over cannot be remembered", reason=str(error))
+                return False
+            self._fence = fence
+        return True
+
+    async def _take_over(self, lease: ConductorLease) -> None:
+        """Go on from what the store has, which is what was published; record there what it lacks."""
+        recorded = await lease.recorded()
+        for id, (raw_order, raw_state) in recorded.items():
+            try:
+                order = decode_order(raw_order)
+                state = msgspec.json.decode(raw_state, type=CanaryState) if raw_state else None
+                if state is not None and set(state.parts) != set(order.spec.devices):
+                    raise InvalidOrder("its state is of other devices")
+                waves = CanaryRollout(order.spec, state)
+            except (InvalidOrder, msgspec.MsgspecError) as error:
+                log.error("a rollout in the store cannot be read and is left alone", rollout=id, reason=str(error))
+                continue
+            known = self._held.get(id)
+            if known is None:
+                await asyncio.to_thread(self._journal.begin, order)
+                await self._announce_if_there(order)
+            if raw_state:
+                await asyncio.to_thread(self._journal.save, id, raw_state)
+            told = known.told if known is not None else None
+            held = _ActiveRollout(order, waves, dirty=False, begun_at=clock.now(), told=told)
+            held.saved_at_s = waves.state.elapsed_s
+            self._held[id] = held
+            self._ask(held)
+            if not waves.state.phase.is_over and known is None:
+                log.warning("goes on with a rollout of another gateway", rollout=id, phase=str(waves.state.phase))
+        for id, held in self._held.items():
+            if id not in recorded:
+                raw_order, raw_state = msgspec.json.encode(held.order), msgspec.json.encode(held.waves.state)
+                await lease.record(id, order=raw_order, state=raw_state)
+        self._unpublished = dict.fromkeys(self._asked)  # whatever the last conductor said
+
+    async def _announce_if_there(self, order: RolloutOrder) -> None:
+        try:
+            await self._announce_versions(order)
+        except InvalidOrder as error:
+            log.warning("a rollout's files are not on this gateway", rollout=order.spec.id, reason=str(error))
 
     def _passed_s(self, now: float) -> float:
         """Return the time since the last turn in which reports could arrive; notices a new session."""
@@ -338,8 +432,13 @@ class RolloutController:
         held.dirty = False  # before the await: a change during it is saved in the next turn
         try:
             await asyncio.to_thread(self._journal.save, id, raw)
+            if self.lease is not None:
+                await self.lease.record(id, state=raw)  # compares the fencing number
             held.saved_at_s = elapsed_s
             self._ask(held, asks)
+        except NotConducting as error:
+            held.dirty = True
+            log.warning("a rollout stands still here", rollout=id, reason=str(error))
         except OSError as error:
             held.dirty = True
             log.error("a rollout cannot be remembered and stands still", rollout=id, reason=str(error))
@@ -360,6 +459,8 @@ class RolloutController:
 
     def _publish(self) -> None:
         for device in list(self._unpublished) if self._session else ():
+            if self.lease is not None and not self.lease.holds:
+                return
             if not self._channel.publish_desired(device, self._asked[device][1]):
                 return  # the outbox is full, or the session is over: the next turn goes on here
             del self._unpublished[device]
@@ -381,6 +482,11 @@ class RolloutController:
         for id in over[: max(0, len(over) - KEPT)]:
             del self._held[id]
             await asyncio.to_thread(self._journal.forget, id)
+            if self.lease is not None:
+                try:
+                    await self.lease.forget(id)
+                except NotConducting as error:
+                    log.warning("an old rollout stays in the store", rollout=id, reason=str(error))
 
     def __repr__(self) -> str:
         session = f"session {self._session}" + (" settling" if self._session and self._turned_at is None else "")

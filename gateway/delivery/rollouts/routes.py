@@ -46,7 +46,9 @@ def rollout_routes(
     """
 
     async def every(_request: web.Request) -> web.Response:
-        return web.json_response({"rollouts": [rollout_summary(waves) for waves in rollouts.all.values()]})
+        conductor = {} if rollouts.lease is None else {"conductor": rollouts.lease.conductor}
+        summaries = [rollout_summary(waves) for waves in rollouts.all.values()]
+        return web.json_response({"rollouts": summaries, **conductor})
 
     async def one(request: web.Request) -> web.Response:
         waves = rollouts.all.get(request.match_info["id"])

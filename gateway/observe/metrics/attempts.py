@@ -9,6 +9,8 @@ nothing is added to the path of a request but one walk over its handful of notes
     hedge        a second attempt beside a silent first: it `won`, was `cancelled` since another answer came first, or
                  `lost` by failing; or was `suppressed`, for lack of budget
     fallback     an attempt after a failure, by the error before it: `answered`, `failed` or `cancelled`
+    resumed      answers that another target went on with, by grade and reason, and how long no token came meanwhile;
+                 and the tokens that were computed again for it, or made and given to no one
     target       attempts by target, of a bounded number of them (`bounded_labels.py`)
 """
 
@@ -26,7 +28,8 @@ from tidegate.metrics.families import counter, histogram
 from tidegate.metrics.histogram import ERRORS_S, Histogram
 from tidegate.types import TargetId
 
-HEDGES: Final = frozenset({"hedge", "last-resort"})  # reasons of attempts beside another
+GAPS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.5, 5.0, 10.0)
+HEDGES: Final = frozenset({"hedge", "race", "last-resort"})  # reasons of attempts beside another
 
 
 class AttemptCounts:
@@ -44,6 +47,9 @@ class AttemptCounts:
         self._promises: Counter[tuple[str, str]] = Counter()  # (tier, kept or broken)
         self._hedges: Counter[str] = Counter({"won": 0, "lost": 0, "cancelled": 0})
         self._fallbacks: Counter[tuple[str, str]] = Counter()  # (cause, result)
+        self._resumes: Counter[tuple[str, str]] = Counter()  # (grade, reason)
+        self._gaps = Histogram(GAPS_S)
+        self._wasted = 0
         self._targets: Counter[tuple[str, str]] = Counter()  # (target, result)
 
     def landed(self, record: RequestRecord) -> None:
@@ -51,6 +57,10 @@ class AttemptCounts:
         if len(record.reasons) == 1 and notes[-1].what == "answered" and notes[0].what == "launched":
             self._ended(record, notes[0], notes[-1], "")  # nearly all: the walk would find these two, and no other
             return
+        self._wasted += record.wasted_tokens
+        for resumed in record.answer.route.resumed if record.answer is not None else ():
+            self._resumes[resumed.grade, resumed.why] += 1
+            self._gaps.observe(resumed.gap_s)
         launched: dict[int, RequestEvent] = {}
         cause = ""
         for note in notes:
@@ -107,6 +117,12 @@ class AttemptCounts:
         yield counter("tidegate_hedge", words, ("result",), (((result,), n) for result, n in hedges.items()))
         words = "Attempts after a failed one, by its error."
         yield counter("tidegate_fallback_attempts", words, ("cause", "result"), self._fallbacks.items())
+        words = "Answers that another target went on with after their first token, by grade and reason."
+        yield counter("tidegate_resumes", words, ("grade", "reason"), self._resumes.items())
+        words = "From the last token of one target to the first of the one that went on."
+        yield histogram("tidegate_resume_gap_seconds", words, (), [((), self._gaps)])
+        words = "Tokens that were computed again by another target, or made and given to no one."
+        yield counter("tidegate_wasted_tokens", words, (), [((), self._wasted)])
         words = "Attempts by target; `rest` is all that have no series of their own."
         yield counter("tidegate_target_attempts", words, ("target", "result"), self._targets.items())
 

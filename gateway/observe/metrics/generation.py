@@ -15,9 +15,11 @@ from typing import Final, TypeVar
 from prometheus_client.metrics_core import Metric
 
 from gateway.observe.metrics.generative import PROVIDER, TOKENS
+from tidegate.generate.budgets_kept import budgets_kept, each_token_s
 from tidegate.generate.usage import Usage, usage_if_generated
 from tidegate.metrics.families import counter, histogram
 from tidegate.metrics.histogram import Histogram
+from tidegate.outcome import CallerError
 from tidegate.types import Call, Reply
 
 OPERATION: Final = "generate_content"
@@ -38,6 +40,7 @@ class GenerationCounts:
         self._tokens: Counter[tuple[str, str, str]] = Counter()  # by model, tier and type of token
         self._first: dict[str, Histogram] = {}  # by model
         self._further: dict[str, Histogram] = {}
+        self._budgets: Counter[tuple[str, str, str]] = Counter()  # by model, budget and result
 
     def answered(self, call: Call, reply: Reply, now: float) -> None:
         usage = usage_if_generated(reply.response)
@@ -45,7 +48,10 @@ class GenerationCounts:
             self._count(call, reply, usage, now)
 
     def ended(self, call: Call, error: BaseException, now: float) -> None:
-        """What had come until then is not known here."""
+        """What had come until then is not known here: with a budget for its tokens it has missed one of the three."""
+        is_ours = isinstance(error, Exception) and not isinstance(error, CallerError)
+        if is_ours and (call.ttft_s is not None or call.tpot_s is not None):
+            self._budgets[call.request.model_name, "all", "missed"] += 1
 
     def _count(self, call: Call, reply: Reply, usage: Usage, now: float) -> None:
         model, tier = call.request.model_name, reply.route.served_by.partition("/")[0] if reply.route else ""
@@ -54,15 +60,24 @@ class GenerationCounts:
             self._tokens[model, tier, kind] += count
         if usage.cached_tokens:
             self._tokens[model, tier, "cached"] += usage.cached_tokens
+        self._count_budgets(call, reply, usage, now)
         if reply.first_token_s is None:
             return
         _of(self._first, model, FIRST_TOKEN_S).observe(reply.first_token_s)
-        if usage.completion_tokens > 1:
-            further_s = (now - call.arrived_at - reply.first_token_s) / (usage.completion_tokens - 1)
+        further_s = each_token_s(reply.first_token_s, now - call.arrived_at, usage.completion_tokens)
+        if further_s is not None:
             _of(self._further, model, PER_TOKEN_S).observe(further_s)
 
+    def _count_budgets(self, call: Call, reply: Reply, usage: Usage, now: float) -> None:
+        if call.ttft_s is None and call.tpot_s is None:
+            return
+        kept = budgets_kept(call, reply.first_token_s, now - call.arrived_at, usage.completion_tokens)
+        for budget, result in (*kept._asdict().items(), ("all", kept.all)):
+            if result is not None:
+                self._budgets[call.request.model_name, budget, "kept" if result else "missed"] += 1
+
     def families(self) -> Iterator[Metric]:
-        if not self._usage:
+        if not self._usage and not self._budgets:
             return
         yield histogram(
             "gen_ai_server_token_usage",
@@ -87,6 +102,12 @@ class GenerationCounts:
             "Tokens of generations, by where they were answered: input, cached (a part of input) and output.",
             ("model", "tier", "type"),
             self._tokens.items(),
+        )
+        yield counter(
+            "tidegate_token_budgets",
+            "Requests with a budget for tokens: those of the first, of the next ones, of the whole, and of all three.",
+            ("model", "budget", "result"),
+            self._budgets.items(),
         )
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.quarantine import Quarantine
+from gateway.core.estimate.token_calibration import TokenCalibration
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.history.recorder import RequestRecord
 from gateway.observe.metrics.admission import admission_families
@@ -27,7 +28,7 @@ from gateway.observe.metrics.generative import GenerativeCounts
 from gateway.observe.metrics.requests import RequestCounts
 from gateway.observe.metrics.targets import TimelineOf, target_families
 from tidegate import clock
-from tidegate.metrics.families import single
+from tidegate.metrics.families import gauge, single
 from tidegate.oip.host import ModelStatistics
 from tidegate.outcome import ServeError
 from tidegate.types import InferRequest
@@ -42,6 +43,7 @@ class GatewayMetrics:
         most_targets: how many targets have series of their own.
         suppressed_hedges: so far, for lack of budget.
         calibration_error: how far the chances that placement claims are from what comes; None where it claims none.
+        token_calibration: the same of generations.
         before_reading: called before each scrape, so that what is still to be reported is counted in it.
         timeline_of: the console's timeline of a target, where there is a console.
     """
@@ -56,6 +58,7 @@ class GatewayMetrics:
         most_targets: int = MOST_TARGETS,
         suppressed_hedges: Callable[[], int] = lambda: 0,
         calibration_error: Callable[[], float] | None = None,
+        token_calibration: TokenCalibration | None = None,
         before_reading: Callable[[], None] = lambda: None,
         timeline_of: TimelineOf = lambda _target_id: None,
     ) -> None:
@@ -68,6 +71,7 @@ class GatewayMetrics:
         self._quarantine = quarantine or Quarantine()
         self._most_targets = most_targets
         self._calibration_error = calibration_error
+        self._token_calibration = token_calibration
         self._before_reading = before_reading
         self._timeline_of = timeline_of
         self._sources: list[Callable[[], Iterable[Metric]]] = []
@@ -99,6 +103,10 @@ class GatewayMetrics:
         if self._calibration_error is not None:
             words = "Mean gap between the chances that were claimed and what came, 0 to 1."
             yield single("tidegate_chance_calibration_error_ratio", words, self._calibration_error())
+        if self._token_calibration is not None:
+            errors = self._token_calibration.errors()
+            words = "The same of generations: of the first token in time, of the next ones, and of the whole."
+            yield gauge("tidegate_token_chance_calibration_error_ratio", words, ("chance",), errors)
         yield from target_families(self._fleet, self._timeline_of, self._most_targets, clock.now())
         yield from admission_families(self._admission, self._quarantine)
         yield from self.generative.families()

@@ -39,6 +39,7 @@ MOST_ALIKE: Final = 2048  # kinds of ends, until they are moved into the statist
 ClassKey = tuple[str, int]  # model, priority; 0 is the default
 WayKey = tuple[str, str]  # the tier that answered, and the reason; or how it ended, and the error's code
 _Alike = tuple[str, int, str, str, Ending, int]  # model, priority, answering target, reason, ending, latency bucket
+Ends = dict[_Alike, int]
 
 
 class HistoryPoint(NamedTuple):
@@ -64,12 +65,14 @@ class ConsoleHistory:
         generates: Callable[[InferRequest], bool] = lambda _request: False,
     ) -> None:
         """Args: generates: whether the model of a request gives its answer token by token."""
+        self.on_counts: Callable[[float, Ends], None] = _kept  # called with what is moved into the statistics
         self._classes: SlidingStats[ClassKey] = SlidingStats()
         self._targets: SlidingStats[str] = SlidingStats()
         self._ways: SlidingStats[WayKey] = SlidingStats()
         self._ends: dict[_Alike, int] = {}  # since `_ends_since`, all of one slot
         self._ends_since = 0.0
         self._slot = -1
+        self._added_at = 0.0
         self.points: deque[HistoryPoint] = deque(maxlen=POINTS)
         self.timelines: dict[str, RttTimeline] = {}
         self.generations = GenerationRates(generates)
@@ -137,7 +140,18 @@ class ConsoleHistory:
 
     def _move_counts(self) -> None:
         ends, self._ends = self._ends, {}
-        at = self._ends_since
+        if ends:
+            self.on_counts(self._ends_since, ends)
+            self._add(self._ends_since, ends)
+
+    def add_counts(self, at: float, ends: Ends) -> None:
+        """Add what another process of this gateway has counted at an instant of the machine's clock."""
+        self._move_counts()
+        self.answered_models.update(model for (model, _, _, _, ending, _) in ends if ending != "failed")
+        self._add(at, ends)
+
+    def _add(self, at: float, ends: Ends) -> None:
+        at = self._added_at = max(at, self._added_at)  # slots are in order, and what others counted may come late
         for (model, priority, served_by, why, ending, bucket), times in ends.items():
             self._classes.count((model, priority), ending, bucket, at, times)
             self._ways.count((TargetId.parse(served_by).tier, why), ending, bucket, at, times)
@@ -189,3 +203,7 @@ class ConsoleHistory:
 
     def __repr__(self) -> str:
         return f"<ConsoleHistory {len(self.points)} points, {len(self.timelines)} links>"
+
+
+def _kept(_at: float, _ends: Ends) -> None:
+    """For a gateway of one process."""

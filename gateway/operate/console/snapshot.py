@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from math import isnan
 from typing import Any, Final
@@ -20,6 +20,7 @@ from gateway.catalog import Catalog
 from gateway.core.admission.admission import Admission
 from gateway.core.estimate.sliding_stats import WindowSummary
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.found_targets import FoundTargets
 from gateway.core.fleet.link_health import LENGTH, SAMPLE_EVERY_S, WORST_FIRST, LinkState, link_state
 from gateway.core.fleet.target import TargetView
 from gateway.core.versions.canary import CanaryRollout
@@ -29,7 +30,9 @@ from gateway.operate.console.generations import GenerationSummary
 from gateway.operate.console.history import ConsoleHistory, HistoryPoint
 from gateway.operate.console.progress import rollout_findings, rollout_rows
 from gateway.operate.console.verdict import NAMED, ConsoleFinding, ConsoleVerdict, HealthFinding, console_verdict
+from gateway.operate.sources import source_of
 from tidegate import clock
+from tidegate.fleet.offers import ModelOffer
 
 ROWS: Final = 25
 WITH_TIMELINE: Final = 24  # of the rows
@@ -57,6 +60,8 @@ class ConsoleView:
     rollouts: Callable[[], Iterable[CanaryRollout]] = tuple
     trials: Callable[[], list[dict[str, Any]]] = list
     others: Callable[[float], list[OtherCondition]] = lambda _now: []  # conditions of no target
+    found: FoundTargets = field(default_factory=FoundTargets)  # by which source
+    admitted: Callable[[], dict[str, Any]] | None = None  # by all processes of the gateway; None: this is all
 
     def history(self) -> dict[str, Any]:
         """Return the last five minutes of the whole gateway for charts, oldest first."""
@@ -129,6 +134,7 @@ class ConsoleView:
         conditions = target.conditions
         return row | {
             "admin": target_of(target, self.fleet, now),
+            "source": source_of(self.found, target_id),
             "timeline_ms": _timeline(timeline.last(LENGTH)) if timeline else [],
             "up_for_s": round(now - target.since, 1) if target.up else None,
             "epoch": target.epoch,
@@ -159,17 +165,17 @@ class ConsoleView:
         total: WindowSummary,
         conditions: Sequence[Mapping[str, Any]],
     ) -> ConsoleVerdict:
-        overload = self.admission.overload
+        overload, admitted = self.admission.overload, self._admission()
         return console_verdict(
             targets=len(states),
             unhealthy=[HealthFinding(name, *state) for name, state in states.items() if state.health != "well"],
             total=total,
             by_class=[(model, recent) for (model, _), recent in classes],
             unoffered=self._unoffered({model for (model, _), _ in classes}),
-            overloaded=overload.reason if overload.on else "",
+            overloaded=overload.reason if overload.on else "a worker is" if admitted["overloaded"] else "",
             panic=self.fleet.balance.panic,
             refused_devices=sorted(self.refused),
-            in_flight=self.admission.in_flight,
+            in_flight=admitted["in_flight"],
             others=[
                 *rollout_findings(self.rollouts()),
                 *(ConsoleFinding("attention", _condition(one), one["target"]) for one in conditions[:NAMED]),
@@ -184,6 +190,8 @@ class ConsoleView:
         return sorted(({one.name for one in manifests} & wanted) - served)
 
     def _admission(self) -> dict[str, Any]:
+        if self.admitted is not None:
+            return self.admitted()
         admission = self.admission
         return {
             "in_flight": admission.in_flight,
@@ -251,10 +259,16 @@ def _condition(one: Mapping[str, Any]) -> str:
     return f"{one['target']} has {one['condition']}: {one['evidence']}"
 
 
+def _offer_in_words(offer: ModelOffer) -> str:
+    grades = {one.grade for one in offer.variants}
+    of_another = f" by {'/'.join(sorted(grades))} of {offer.upstream.partition(':')[0]}" if offer.upstream else ""
+    return f"{offer.name} {'/'.join(one.name for one in offer.variants)}{of_another}"
+
+
 def _models(target: TargetView) -> list[str]:
     """Return the ready models as words; none of a target that cannot be used."""
     offers = [offer for offer in target.offers if offer.state == "ready"] if target.up else []
-    words = [f"{offer.name} {'/'.join(one.name for one in offer.variants)}" for offer in offers[:_MODELS_NAMED]]
+    words = [_offer_in_words(offer) for offer in offers[:_MODELS_NAMED]]
     return words + ([f"and {len(offers) - _MODELS_NAMED} more"] if len(offers) > _MODELS_NAMED else [])
 
 

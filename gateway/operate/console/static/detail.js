@@ -50,6 +50,7 @@ export class Detail {
     const battery = one.battery === null ? "" : `${Math.round(100 * one.battery)} %${one.charging ? ", charging" : ""}`;
     const facts = [
       ["Address", `${one.admin.address} over ${one.admin.transport}`],
+      ["Found by", one.source],
       ["Up for", seconds(one.up_for_s)],
       ["Round trip", one.rtt_ms === null ? "–" : `${milliseconds(one.rtt_ms)} ± ${milliseconds(one.jitter_ms)}`],
       ["Usually", milliseconds(one.usual_ms)],

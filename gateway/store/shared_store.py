@@ -1,0 +1,197 @@
+"""The shared store is a connection to Redis or Valkey that is allowed to be slow, hung, full, empty or away.
+
+Every use is a script that the store runs whole (Lua), so that what it reads and writes is one step for all gateways. A
+call ends within a timeout, whatever the store does. One that fails raises `StoreUnavailable` with the reason, and so do
+all that follow at once, without a try, until a pause is over; the pause doubles from FIRST_PAUSE_S to LONGEST_PAUSE_S.
+So a store that hangs costs each user one timeout and not one for each of its calls. A change is logged once.
+
+    away, hung, slow       no answer in time
+    full                   it refuses to write (`maxmemory`, a disk that fails): the same as away
+    another's password     it refuses to speak: the same, and the reason names it
+    flushed, restarted     it answers, and knows nothing: each user puts its own things there again
+
+Keys are `tidegate:{FLEET}:…`: the fleets of one store see nothing of each other, and the braces keep a fleet's keys on
+one node where the store is a cluster. Each user of the store bounds its keys and lets them expire.
+
+A timed-out call may have been carried out, or may be yet: scripts are made so that this loses a lease, never grants one
+twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Sequence
+from hashlib import sha1
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import structlog
+
+from gateway.config.store import SharedStoreConfig
+from tidegate import clock
+from tidegate.runtime.process import StartError
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+StoreCall = tuple[Sequence[str], Sequence[str | bytes | int | float]]  # keys, and arguments
+
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 5.0
+MAX_CONNECTIONS: Final = 8
+
+log = structlog.get_logger(__name__)
+
+
+class StoreUnavailable(Exception):
+    """The store does not do what was asked of it now; the message says why."""
+
+
+class StoreScript:
+    """A Lua script, which the store knows by its digest after the first call."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest()  # as the protocol wants it
+
+    def __repr__(self) -> str:
+        return f"<StoreScript {self.name}>"
+
+
+class SharedStore:
+    """The connection, inside `async with`.
+
+    Args:
+        fleet: the namespace of all keys.
+        draw: chance, uniform in [0, 1), so that gateways do not come back in step.
+    """
+
+    def __init__(self, section: SharedStoreConfig, fleet: str, draw: Callable[[], float]) -> None:
+        self._section = section
+        self._prefix = f"tidegate:{{{fleet}}}:"
+        self._draw = draw
+        self._client: Redis | None = None
+        self._pause_s = 0.0
+        self._retry_at = 0.0
+        self.trouble: str | None = "it was not asked yet"  # None while it answers
+        self.away_since: float | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            from redis.asyncio import Redis
+            from redis.asyncio.retry import Retry
+            from redis.backoff import NoBackoff
+        except ImportError as error:
+            raise StartError("the section `store` needs the package redis: pip install 'tidegate[redis]'") from error
+        section = self._section
+        host, port, database = section.address
+        try:
+            password = await asyncio.to_thread(section.password)
+            for path in (section.ca, section.cert, section.key):
+                if path is not None:
+                    await asyncio.to_thread(path.read_bytes)
+        except OSError as error:
+            raise StartError(f"the section `store`: cannot read {error.filename}: {error.strerror or error}") from error
+        secured: dict[str, Any] = {}
+        if section.secure:
+            secured = {
+                "ssl": True,
+                "ssl_cert_reqs": "required",
+                "ssl_check_hostname": True,
+                "ssl_min_version": ssl.TLSVersion.TLSv1_2,
+                "ssl_ca_certs": str(section.ca) if section.ca else None,
+                "ssl_certfile": str(section.cert) if section.cert else None,
+                "ssl_keyfile": str(section.key) if section.key else None,
+            }
+        timeout_s = section.timeout_ms / 1e3
+        self._client = Redis(
+            host=host,
+            port=port,
+            db=database,
+            username=section.username,
+            password=password,
+            socket_connect_timeout=timeout_s,
+            socket_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),  # the pauses are here
+            max_connections=MAX_CONNECTIONS,
+            client_name="tidegate",
+            protocol=2,
+            **secured,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._client is not None:
+            client, self._client = self._client, None
+            try:
+                async with asyncio.timeout(1.0):
+                    await client.aclose()
+            except (OSError, TimeoutError):
+                pass
+
+    @property
+    def address(self) -> str:
+        return self._section.public
+
+    def key(self, *parts: str) -> str:
+        """The name of a key of this fleet."""
+        return self._prefix + ":".join(parts)
+
+    async def run(
+        self, script: StoreScript, keys: Sequence[str], arguments: Sequence[str | bytes | int | float]
+    ) -> Any:
+        """Run one script. Raises StoreUnavailable."""
+        return (await self.run_each(script, [(keys, arguments)]))[0]
+
+    async def run_each(self, script: StoreScript, calls: Sequence[StoreCall]) -> list[Any]:
+        """Run one script several times, in one round trip. Raises StoreUnavailable; some may have been run then."""
+        if self._client is None:
+            raise StoreUnavailable("the store's connection is closed")
+        if clock.now() < self._retry_at:
+            raise StoreUnavailable(self.trouble or "the store was away")
+        from redis.exceptions import NoScriptError, RedisError
+
+        try:
+            async with asyncio.timeout(self._section.timeout_ms / 1e3):
+                try:
+                    answers = await self._pipeline(script, calls)
+                except NoScriptError:  # a store that was restarted or flushed has forgotten it
+                    await self._client.script_load(script.text)
+                    answers = await self._pipeline(script, calls)
+        except TimeoutError as error:
+            raise self._failed(f"no answer within {self._section.timeout_ms} ms") from error
+        except (RedisError, OSError) as error:
+            raise self._failed(_reason(error)) from error
+        self._answered()
+        return answers
+
+    async def _pipeline(self, script: StoreScript, calls: Sequence[StoreCall]) -> list[Any]:
+        assert self._client is not None
+        async with self._client.pipeline(transaction=False) as pipe:
+            for keys, arguments in calls:
+                pipe.evalsha(script.sha, len(keys), *keys, *arguments)
+            return list(await pipe.execute())
+
+    def _failed(self, why: str) -> StoreUnavailable:
+        if self.trouble is None or not self._pause_s:
+            log.warning("the store does not answer; quotas are shared without it", store=self.address, reason=why)
+        self.trouble = why
+        self.away_since = clock.now() if self.away_since is None else self.away_since
+        self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2.0 * self._pause_s))
+        self._retry_at = clock.now() + self._pause_s * (0.75 + 0.5 * self._draw())
+        return StoreUnavailable(why)
+
+    def _answered(self) -> None:
+        if self.trouble is not None:
+            log.info("the store answers", store=self.address)
+        self.trouble = self.away_since = None
+        self._pause_s = 0.0
+
+    def __repr__(self) -> str:
+        return f"<SharedStore {self.address} {self.trouble or 'answers'}>"
+
+
+def _reason(error: Exception) -> str:
+    """What the store said, without the command that a pipeline's error repeats before it."""
+    return str(error).rpartition(" of pipeline caused error: ")[2][:200] or type(error).__name__

@@ -1,0 +1,176 @@
+"""One process of a gateway as its parent sees it: started with its part, heard until it ends, and ended for certain.
+
+    starting → ready → leaving → over            over at any time, by itself or by a signal
+
+A process gets its file descriptors by inheritance, its part by the channel, and the parent's process id, so that the
+kernel ends it with its parent. What it says on stdout and stderr goes where the parent's does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+import structlog
+
+from gateway.workers.channel import ProcessChannel
+from gateway.workers.messages import CannotStart, FromParent, FromProcess, Leave, MemberState, PartAssignment, Serving
+from gateway.workers.process_part import member_name
+from tidegate import clock
+from tidegate.runtime.owned_task import OwnedTask
+
+KILL_AFTER_S: Final = 5.0  # beyond its drain
+log = structlog.get_logger(__name__)
+
+
+class GatewayProcess:
+    """`start` it once, then wait for `settled`, or for `over`.
+
+    Args:
+        on_message: called with each of its messages that concerns others.
+        on_change: called when its state has changed.
+    """
+
+    def __init__(
+        self,
+        part: PartAssignment,
+        config_path: Path | None,
+        on_message: Callable[[GatewayProcess, FromProcess], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.part = part
+        self.state: MemberState = "starting"
+        self.serving: Serving | None = None
+        self.why_not = ""  # it could not start
+        self.was_told_to_end = False
+        self.started_at = clock.now()
+        self.settled = asyncio.Event()  # it serves, or is over
+        self.over = asyncio.Event()
+        self._config_path = config_path
+        self._on_message = on_message
+        self._on_change = on_change
+        self._process: asyncio.subprocess.Process | None = None
+        self._channel: ProcessChannel[FromProcess] | None = None
+        self._task = OwnedTask(self._live, name=f"process {self.name}")
+
+    @property
+    def name(self) -> str:
+        return member_name(self.part.number)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process is not None else 0
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        code = self._process.returncode if self._process is not None else None
+        if code is None:
+            return "runs"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"ended with exit code {code}" + (f": {self.why_not}" if self.why_not else "")
+
+    async def start(self) -> Self:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "gateway", "--part", str(theirs.fileno())]
+        if self._config_path is not None:
+            command += ["--config", str(self._config_path)]
+        inherited = [fd for one in self.part.sockets for fd in one]
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                "--die-with-parent",
+                str(os.getpid()),
+                stdin=asyncio.subprocess.DEVNULL,
+                pass_fds=sorted({*inherited, theirs.fileno()}),
+                start_new_session=True,  # a Ctrl-C in a terminal reaches the parent, which ends all in order
+            )
+        self._channel = await ProcessChannel.open(ours, FromProcess)
+        self.send(self.part)
+        self._task.start()
+        return self
+
+    def send(self, message: FromParent) -> None:
+        if self._channel is not None:
+            self._channel.send(message)
+
+    def leave(self) -> None:
+        """It has a successor."""
+        self.was_told_to_end = True
+        self._turn("leaving")
+        self.send(Leave())
+
+    def terminate(self) -> None:
+        """Have it answer what is under way and end."""
+        self.was_told_to_end = True
+        self._turn("leaving")
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    async def gone(self, within_s: float) -> None:
+        """Return when it is over; after so long it is killed."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self.over.wait()
+        except TimeoutError:
+            log.error("a process of this gateway does not end, and is killed", process=self.name, pid=self.pid)
+            self.kill()
+            await self.over.wait()
+
+    async def aclose(self) -> None:
+        """Kill it if it runs, and forget it."""
+        self.kill()
+        if self._process is not None:
+            await self._process.wait()
+        await self._task.aclose()
+        if self._channel is not None:
+            await self._channel.aclose()
+
+    async def _live(self) -> None:
+        assert self._process is not None and self._channel is not None
+        hearing = asyncio.create_task(self._hear(self._channel), name=f"messages of {self.name}")
+        try:
+            await self._process.wait()
+            # What it said last is in the channel still; its end closes it, unless a grandchild holds it.
+            await asyncio.wait({hearing}, timeout=1.0)
+        finally:
+            hearing.cancel()
+            await asyncio.gather(hearing, return_exceptions=True)
+        self.over.set()
+        self.settled.set()
+        self._turn("down")
+
+    async def _hear(self, channel: ProcessChannel[FromProcess]) -> None:
+        async for message in channel.messages():
+            match message:
+                case Serving():
+                    self.serving = message
+                    self._turn("ready")
+                    self.settled.set()
+                case CannotStart(reason):
+                    self.why_not = reason
+                case _:
+                    self._on_message(self, message)
+
+    def _turn(self, state: MemberState) -> None:
+        if self.state != "down" and not (self.state == "leaving" and state == "ready"):
+            self.state = state
+            self._on_change()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def __repr__(self) -> str:
+        return f"<GatewayProcess {self.name} pid {self.pid} {self.state}>"
