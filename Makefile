@@ -11,7 +11,8 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.set-up
-# kserve's, Triton's and LangChain's clients pin versions of their own, so they live in an environment of their own.
+# kserve's, Triton's and LangChain's clients pin versions of their own, so they live in an environment of their own, and
+# with them llama.cpp's server, which is a target of the gateway's.
 CLIENTS := .venv-clients
 CLIENTS_READY := $(CLIENTS)/.set-up
 # So do the servers that a benchmark measures beside ours.
@@ -21,6 +22,16 @@ PEERS_READY := $(PEERS)/.set-up
 # brings a newer Hypothesis.
 CHECKS := .venv-checks
 CHECKS_READY := $(CHECKS)/.set-up
+# The documentation's site is built by what none of the product needs.
+DOCS := .venv-docs
+DOCS_READY := $(DOCS)/.set-up
+# Scripts of the site that a browser would else fetch from elsewhere: drawings, and the search without a server.
+DOCS_SCRIPTS := mermaid@11.6.0/dist/mermaid.min.js=mermaid.min.js iframe-worker@1.0.4/shim/index.js=iframe-worker-shim.js
+# The compiled wheel is built and tried in one of its own, with the libraries of $(VENV) behind it.
+COMPILED := .venv-compiled
+COMPILED_READY := $(COMPILED)/.set-up
+COMPILED_TESTS := tests/contract/test_compiled_modules.py tests/gateway/core tests/gateway/layers tests/gateway/serving \
+	tests/gateway/observe tests/gateway/operate tests/tidegate/estimate
 TEST_FLAGS ?=
 # Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
 TEST_ORDER := $(if $(CI),--randomly-seed=1)
@@ -32,8 +43,11 @@ PARALLEL := -n $(CORES) $(TOGETHER)
 # Where tests of whole systems live (tests/conftest.py holds the marker to it), so that their run collects no others.
 WHOLE := tests/e2e tests/tidegate/testing
 BENCH_FLAGS ?=
-BENCHES ?= gateway_overhead generate_overhead generate_pool generate_soak pool_server agent_hop decision_cost batcher_cost handover pool_overload batching big_fleet routing interleavings sim_vs_real link_accuracy faults soak traces \
-	isolation identity_cost packing fleet degradation scaling small_device rollout_crashes observability_overhead replay dial_out
+BENCHES ?= gateway_overhead generate_overhead generate_pool generate_exact generate_resume generate_soak pool_server agent_hop \
+	decision_cost batcher_cost handover pool_overload batching big_fleet routing frontier interleavings sim_vs_real \
+	link_accuracy faults soak traces isolation identity_cost packing fleet degradation scaling small_device \
+	rollout_crashes observability_overhead replay dial_out discovery herd gateways generate_routing stream_faults \
+	agreement sites model_churn gateway_workers
 RUN_FLAGS ?=
 
 # The first interpreter that is new enough and can make environments (Debian's may lack ensurepip).
@@ -44,7 +58,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
 	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
 
-.PHONY: help setup clients checks peers tools run test test-fast lint lint-types lint-rules compiled fmt bench figures bench-guard fuzz audit sbom proto clean
+.PHONY: help setup clients checks peers tools run test test-fast screenshots lint lint-types lint-rules compiled fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom proto clean image-test e2e-kind
 
 help: ## Say what there is.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -97,8 +111,35 @@ bench: setup ## Every benchmark in full, one after another. BENCH_FLAGS="--quick
 figures: setup ## Write every measured figure of README and docs from tests/bench/results.
 	@$(BIN)/python -m tests.bench.figures
 
+screenshots: setup tools ## The README's picture of the console, of a whole system under a sick link. Needs Chromium.
+	@$(BIN)/python -m tests.support.observe.console_picture
+
+# One environment variable: the theme's advertisement against the next MkDocs.
+docs: $(DOCS_READY) ## Build the documentation as a site that needs no network, dist/docs/index.html. A dead link fails.
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict && echo "open dist/docs/index.html"
+
 bench-guard: setup ## CPU a request against the budget in tests/bench/budget.toml, on a machine with little other work.
 	@$(BIN)/python -m tests.bench.guard
+
+# By way of a source distribution in a temporary folder: the compiler writes beside the sources that it is given.
+wheel-compiled: $(COMPILED_READY) ## dist/tidegate-*.whl for this machine, with the gateway's decisions compiled. Needs a C compiler.
+	@command -v $${CC:-cc} >/dev/null || { echo "needs a C compiler (Debian: apt install gcc libc6-dev python3-dev), or CC=PATH" >&2; exit 1; }
+	@mkdir -p dist; scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; echo "compiling, some minutes"; \
+	HATCH_BUILD_HOOK_ENABLE_MYPYC=true CFLAGS="$${CFLAGS:-} -g0" $(COMPILED)/bin/python -m build --no-isolation --skip-dependency-check \
+		--outdir "$$scratch" . >$(COMPILED)/build.log 2>&1 || { tail -n 40 $(COMPILED)/build.log >&2; exit 1; }; \
+	mv "$$scratch"/*.whl dist/; echo "made $$(cd "$$scratch" && ls -d $(CURDIR)/dist/tidegate-*-cp*.whl)"
+
+# -P: the checkout must not come before the installed wheel; of the checkout, only `tests` is found behind it.
+test-compiled: wheel-compiled ## The tests of what is compiled, against the installed compiled wheel.
+	@$(COMPILED)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-index --force-reinstall dist/tidegate-*-cp*.whl
+	TIDEGATE_COMPILED=1 $(COMPILED)/bin/python -P -m pytest $(TEST_ORDER) $(PARALLEL) -p no:cacheprovider $(COMPILED_TESTS) $(TEST_FLAGS)
+
+# Needs root (or user namespaces), podman, crun and mmdebstrap; images are kept in .tidegate/images.
+image-test: setup checks ## Build the images and the Debian package without a registry, and drive them. Some minutes, 4 GB.
+	TIDEGATE_IMAGE_TEST=1 $(BIN)/python -m pytest -n 0 -p no:randomly tests/e2e/test_images.py tests/e2e/test_debian_package.py $(TEST_FLAGS)
+
+e2e-kind: setup ## Install the chart into a cluster of kind's and ask it. Needs docker, kind, helm and kubectl.
+	@tests/e2e/kind.sh
 
 fuzz: setup checks ## Throw damaged and hostile input at everything, at random. FUZZ_MINUTES=60 FUZZ="oip-grpc manifests openapi"
 	$(BIN)/python -m tests.fuzz $(FUZZ)
@@ -116,7 +157,7 @@ proto: setup ## Generate tidegate/rpc from proto/.
 	$(MAKE) generate INTO=.
 
 clean: ## Remove everything that was made here: environments, caches, models and state.
-	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(CHECKS) .tidegate .fuzz sbom.cdx.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(CHECKS) $(DOCS) $(COMPILED) dist .tidegate .fuzz sbom.cdx.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(READY): pyproject.toml constraints.txt
@@ -134,35 +175,67 @@ clients: $(CLIENTS_READY)
 
 # Tests of these are skipped where they cannot be set up.
 checks:
-	@$(MAKE) $(CHECKS_READY) || echo "  not possible here: the tests of \`make sbom\` and of the OpenAPI document will be skipped"
+	@$(MAKE) $(CHECKS_READY) || echo "  not possible here: the tests of \`make sbom\`, of the OpenAPI document and of the Helm chart will be skipped"
 
 # Without these the tests that drive them are skipped, and say so: the system itself needs neither.
 $(CLIENTS_READY): Makefile | $(READY)
-	@echo "setting up $(CLIENTS): kserve's client, Triton's perf_analyzer and LangChain's, for the tests only"
+	@echo "setting up $(CLIENTS): kserve's client, Triton's perf_analyzer, LangChain's and a llama-server, for the tests only"
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
 	@if $(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check \
 		kserve==0.21.0 tritonclient==2.41.0 nvidia-cuda-runtime-cu12 \
 		langchain-openai==1.5.2 langchain-core==1.7.2 >$(CLIENTS)/pip.log 2>&1; then touch $@; \
 	else echo "  not possible here (see $(CLIENTS)/pip.log): the tests of these clients will be skipped"; fi
+	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check xllamacpp==2026.10.11549 >>$(CLIENTS)/pip.log 2>&1 \
+		|| echo "  no llama-server here (see $(CLIENTS)/pip.log): the tests of one behind a gateway will be skipped"
 
 $(CHECKS_READY): Makefile
-	@echo "setting up $(CHECKS): pip-audit and CycloneDX, to look at what is installed, and schemathesis"
+	@echo "setting up $(CHECKS): pip-audit and CycloneDX, to look at what is installed, schemathesis, and Helm's engine"
 	@test -x $(CHECKS)/bin/python || $(PYTHON) -m venv $(CHECKS)
 	@$(CHECKS)/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1 'cyclonedx-bom[validation]==7.5.0' \
-		schemathesis==4.32.5 \
+		schemathesis==4.32.5 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 \
 		>$(CHECKS)/pip.log 2>&1 || { tail -n 5 $(CHECKS)/pip.log >&2; exit 1; }
 	@touch $@
 
-# Servers of others, for `tests.bench.batching` alone. Triton's Python back end is built for the distribution's
-# interpreter, so that one goes first.
-peers: $(PEERS_READY) ## Set up the servers that the benchmark `batching` measures beside ours.
+$(DOCS_READY): Makefile docs/site/requirements.txt
+	@command -v npm >/dev/null || { echo "needs npm, to fetch two scripts of the site (Debian: apt install npm)" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "needs Python 3.11 or later with venv and ensurepip (Debian: apt install python3-venv)" >&2; exit 1; }
+	@echo "setting up $(DOCS): MkDocs with the Material theme, and the scripts of the site"
+	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check -r docs/site/requirements.txt \
+		>$(DOCS)/pip.log 2>&1 || { tail -n 5 $(DOCS)/pip.log >&2; exit 1; }
+	@mkdir -p $(DOCS)/vendor; scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; for script in $(DOCS_SCRIPTS); do \
+		from=$${script%%=*}; package=$${from%%/*}; \
+		archive=$$(npm pack --silent --ignore-scripts --pack-destination "$$scratch" "$$package") \
+			|| { echo "npm could not fetch $$package" >&2; exit 1; }; \
+		tar -xzOf "$$scratch/$$archive" "package/$${from#*/}" >$(DOCS)/vendor/$${script#*=}; \
+	done
+	@touch $@
 
-$(PEERS_READY): tests/bench/batching/peers/requirements.txt
-	@echo "setting up $(PEERS): mosec and Triton (nvidia-pytriton), for one benchmark only"
+$(COMPILED_READY): Makefile | $(READY)
+	@echo "setting up $(COMPILED): what builds the compiled wheel"
+	@test -x $(COMPILED)/bin/python || $(PYTHON) -m venv $(COMPILED)
+	@$(COMPILED)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+		build==1.6.1 hatchling==1.33.0 hatch-mypyc==0.16.0 setuptools==80.9.0 \
+		>$(COMPILED)/pip.log 2>&1 || { tail -n 5 $(COMPILED)/pip.log >&2; exit 1; }
+	@# Plain lines: `.pth` files of that folder, such as the editable installation's, are not read.
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		>"$$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/libraries.pth"
+	@echo $(CURDIR) >"$$($(COMPILED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tests.pth"
+	@touch $@
+
+# Servers of others, for `tests.bench.batching`, and LiteLLM, for `tests.bench.generate_routing`. Triton's Python back end is built for the distribution's
+# interpreter, so that one goes first.
+peers: $(PEERS_READY) ## Set up what the benchmarks `batching` and `generate_routing` measure beside ours.
+
+ROUTER_PEER := tests/bench/generate_routing/requirements.txt
+$(PEERS_READY): tests/bench/batching/peers/requirements.txt $(ROUTER_PEER)
+	@echo "setting up $(PEERS): mosec, Triton (nvidia-pytriton) and LiteLLM, for two benchmarks only"
 	@python=$$(test -x /usr/bin/python3.11 && /usr/bin/python3.11 -c 'import ensurepip' 2>/dev/null && echo /usr/bin/python3.11 || echo $(PYTHON)); \
 	test -x $(PEERS)/bin/python || $$python -m venv $(PEERS)
 	@if $(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r $< >$(PEERS)/pip.log 2>&1; then touch $@; \
 	else echo "  not possible here (see $(PEERS)/pip.log): these servers will be skipped"; fi
+	@$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r $(ROUTER_PEER) >>$(PEERS)/pip.log 2>&1 \
+	|| echo "  no LiteLLM here (see $(PEERS)/pip.log): it will be skipped"
 
 # Programs that tests drive and pip cannot bring: a production broker, a browser for the console, and the library that
 # perf_analyzer wants; and promtool, taken out of its package, which as a whole would start a Prometheus.
@@ -176,6 +249,7 @@ tools: | setup
 	fi
 	@wanted=""; \
 	PATH="$$PATH:/usr/sbin" command -v mosquitto >/dev/null || wanted="$$wanted mosquitto"; \
+	command -v redis-server >/dev/null || command -v valkey-server >/dev/null || wanted="$$wanted redis-server"; \
 	ls /lib/*/libb64.so.0d /usr/lib/*/libb64.so.0d >/dev/null 2>&1 || wanted="$$wanted libb64-0d"; \
 	command -v chromium >/dev/null || command -v google-chrome >/dev/null || wanted="$$wanted chromium"; \
 	if [ -z "$$wanted" ]; then exit 0; fi; \

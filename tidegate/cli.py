@@ -23,6 +23,7 @@ import click
 from tidegate.config import ConfigError
 from tidegate.models.repository import RepositoryError
 from tidegate.outcome import ServeError
+from tidegate.runtime.compiled import is_compiled
 from tidegate.runtime.lifeline import die_with_parent
 from tidegate.runtime.settled_imports import import_structlog, settled_imports
 from tidegate.runtime.suggestion import SuggestingGroup
@@ -47,6 +48,7 @@ BROUGHT_BY: Final = {
     "torch": "cloud", "safetensors": "cloud", "onnx": "build", "onnxscript": "build", "sklearn": "build",
     "transformers": "build", "opentelemetry": "tracing", "matplotlib": "simulate", "scipy": "simulate", "amqtt": "demo",
 }  # fmt: skip
+_VERSION: Final = "%(prog)s, version %(version)s" + (", compiled" if is_compiled() else "")
 OURS: Final = ("gateway", "edge_agent", "cloud_pool", "simulator", "tidegate")
 
 
@@ -81,7 +83,7 @@ class Commands(SuggestingGroup):
 
 
 @click.command(cls=Commands, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="tidegate", prog_name="tidegate")
+@click.version_option(package_name="tidegate", prog_name="tidegate", message=_VERSION)
 @click.option("--die-with-parent", "parent_pid", type=int, hidden=True, help="End when this process, our parent, does.")
 def cli(parent_pid: int | None) -> None:
     """One inference endpoint in front of your devices and your GPU pool.

@@ -86,7 +86,7 @@ def _read(path: Path | None) -> dict[str, Any]:
 
 def _explain(model: type[ProcessConfig], path: Path | None, error: ValidationError) -> str:
     where = f"{path}: " if path else ""
-    return "\n".join(where + _explain_one(model, dict(one)) for one in error.errors())
+    return "\n".join(where + explain(model, dict(one)) for one in error.errors())
 
 
 def _section_at(model: type[BaseModel], path: Sequence[Any]) -> type[BaseModel]:
@@ -104,7 +104,8 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
     return next((found for one in get_args(annotation) if (found := _section_of(one))), None)
 
 
-def _explain_one(model: type[ProcessConfig], one: dict[str, Any]) -> str:
+def explain(model: type[BaseModel], one: dict[str, Any]) -> str:
+    """One of a validator's errors in words: the key, its value, and the way out."""
     key = ".".join(str(part) for part in one["loc"])
     if one["type"] == "extra_forbidden":
         known = _section_at(model, one["loc"][:-1]).model_fields
@@ -117,7 +118,7 @@ def _explain_one(model: type[ProcessConfig], one: dict[str, Any]) -> str:
         field = _section_at(model, one["loc"][:-1]).model_fields.get(str(one["loc"][-1]))
         meaning = f": {field.description}" if field is not None and field.description else ""
         return f"key {key!r} is missing{meaning}"
-    prefix = model.model_config.get("env_prefix") or ""
+    prefix = str(model.model_config.get("env_prefix") or "")
     env = prefix.upper() + key.upper().replace(".", "__")
     hint = f" (from the environment variable {env})" if env in os.environ else ""
     return f"key {key!r} = {one.get('input')!r}{hint}: {one['msg']}"

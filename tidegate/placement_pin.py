@@ -23,5 +23,13 @@ INSIDE: Final[dict[Pin, frozenset[Zone]]] = {
 }
 
 
+_ZONES: Final[tuple[Zone, ...]] = ("edge", "site", "cloud")  # the innermost first
+
+
+def outer(one: Zone, other: Zone) -> Zone:
+    """Of two zones the one further out: what is computed behind a gateway is no further in than either says."""
+    return one if _ZONES.index(one) >= _ZONES.index(other) else other
+
+
 def stricter(one: Pin, other: Pin) -> Pin:
     return one if PINS.index(one) <= PINS.index(other) else other

@@ -14,8 +14,8 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
 
 DEFAULT_WINDOW: Final = 256  # tokens; at 50 tokens a second a reader may stall for five seconds unnoticed
 MAX_WINDOW: Final = 65536
@@ -28,13 +28,37 @@ class TopLogprob(NamedTuple):
     logprob: float
 
 
+class TextDelta(NamedTuple):
+    """What has come of an answer from a target that gives no ids: about a token, in words.
+
+    Args:
+        more: what OpenAI's form has beside the text, such as the calls of tools; by the names that it has there.
+    """
+
+    text: str
+    more: Mapping[str, Any] | None = None
+
+
 class TokenBatch(NamedTuple):
     """Consecutive tokens of one generation. A stop token that ended it is not among them."""
 
-    first: int  # the index of the first of them, from 0; the next batch begins at first + len(ids)
+    first: int  # the index of the first of them, from 0; the next batch begins at first + size
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()  # of each, where they were asked for
     top: tuple[tuple[TopLogprob, ...], ...] = ()  # of each, the likeliest tokens in its place, where asked for
+    deltas: tuple[TextDelta, ...] = ()  # instead of ids, from a target that gives text
+
+    @property
+    def size(self) -> int:
+        """How many tokens it counts for in windows and limits."""
+        return len(self.ids) or len(self.deltas)
+
+
+class TokenObjectives(NamedTuple):
+    """By when the tokens of a generation should come, in seconds; None: it does not matter. Nothing ends for them."""
+
+    first_s: float | None = None  # from now to the first token; 0: it is late already
+    next_s: float | None = None  # for each further one, on average
 
 
 class TokenSink(Protocol):

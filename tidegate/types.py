@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from math import prod
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from tidegate.caller import Identity
 from tidegate.placement_pin import Pin
+from tidegate.text_prompt import TextPrompt
 from tidegate.token_sink import TokenSink
 from tidegate.trace_context import Trace
 
@@ -104,10 +105,13 @@ class InferRequest(msgspec.Struct, frozen=True):
     id: str = ""
     outputs: tuple[RequestedOutput, ...] = ()
     parameters: Parameters = NO_PARAMETERS
+    text: TextPrompt | None = None  # of a generation: the same in words, for a target that takes no token ids
 
     def pinned(self, version: str) -> InferRequest:
         """The same request for exactly this version. Spelled out, since `replace` costs several times as much."""
-        return InferRequest(self.model_name, self.inputs, version, self.id, self.outputs, self.parameters)
+        return InferRequest(
+            self.model_name, self.inputs, version, self.id, self.outputs, self.parameters, text=self.text
+        )
 
     def __repr__(self) -> str:
         version = f":{self.model_version}" if self.model_version else ""
@@ -144,11 +148,14 @@ class LoadReport(msgspec.Struct, frozen=True):
     queue_delay_s: float
 
 
+DEFERRED: Final = "deferred"  # the protocol of what a device stored while it was offline
+
+
 class Call(msgspec.Struct, frozen=True):
     """A request with everything that its caller required; a layer that learns more passes a changed copy down."""
 
     request: InferRequest
-    protocol: str  # "oip-http" | "oip-grpc" | "openai" | "link"
+    protocol: str  # "oip-http" | "oip-grpc" | "openai" | "link" | DEFERRED
     arrived_at: float
     deadline: float | None = None  # an instant; None until a budget is known
     priority: int = 0  # 1 is highest, 0 means the default
@@ -163,7 +170,12 @@ class Call(msgspec.Struct, frozen=True):
     defer: bool = False  # a ticket is accepted if a device has no good answer now; a gateway gives no tickets
     trace: Trace | None = None  # where tracing is on
     tokens: TokenSink | None = None  # where a generation's tokens go as they come; None: all come with the reply
-    on_begun: Callable[[Route], None] | None = None  # called before the first token, where a gateway knows the route
+    # Called before the first token, where a gateway knows the route, and each time that another target goes on.
+    on_begun: Callable[[Route], None] | None = None
+    ttft_s: float | None = None  # of a generation, the budget of its first token, from `arrived_at`; None: without
+    tpot_s: float | None = None  # and of each further one, on average over the answer
+    resumes: bool = True  # whether another target may go on with an answer that has begun
+    path: tuple[str, ...] = ()  # of a request that another gateway sent on: the gateways that it has come through
 
     def budget_s(self, now: float) -> float | None:
         """The time left until the deadline, possibly negative; None without a deadline."""
@@ -189,6 +201,10 @@ class Call(msgspec.Struct, frozen=True):
             self.trace,
             self.tokens,
             self.on_begun,
+            self.ttft_s,
+            self.tpot_s,
+            self.resumes,
+            self.path,
         )
 
     def traced(self, trace: Trace) -> Call:
@@ -211,6 +227,10 @@ class Call(msgspec.Struct, frozen=True):
             trace,
             self.tokens,
             self.on_begun,
+            self.ttft_s,
+            self.tpot_s,
+            self.resumes,
+            self.path,
         )
 
     def by(self, identity: Identity) -> Call:
@@ -221,7 +241,7 @@ class Call(msgspec.Struct, frozen=True):
 class TargetId(NamedTuple):
     """The name of a target in two parts; on the wire and in logs it is the string "TIER/NAME"."""
 
-    tier: str  # "edge" or "pool"
+    tier: str  # "edge", "pool" or "site"
     name: str
 
     @classmethod
@@ -234,10 +254,25 @@ class TargetId(NamedTuple):
         return f"{self.tier}/{self.name}"
 
 
+ResumedGrade = Literal["exact", "continued"]
+
+
+class Resumed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An answer that comes token by token was gone on with by another target, and how."""
+
+    lost: str  # the target that it left
+    by: str  # the target that went on
+    at: int  # tokens that the caller had by then
+    gap_s: float  # from the last token of the one to the first of the other
+    grade: ResumedGrade  # whether it is the text that the first would have given, or perhaps another
+    why: str  # stalled, drain, or the code of the error by which it was lost
+    because: str = ""  # why it is not exact, in words
+
+
 class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where and why an answer was made; `tidegate-served-by` and `tidegate-route` are printed from it."""
 
-    served_by: str  # "edge/NAME" or "pool/NAME"
+    served_by: str  # "edge/NAME", "pool/NAME" or "site/NAME"; "cache" of a known answer
     reason: str  # cheapest, only, faster, surer, better, pinned, demanded, escalated, fallback, hedge, reserve, ...
     variant: str
     attempts: int = 1
@@ -245,6 +280,9 @@ class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     fallback: bool = False
     degraded: bool = False
     provisional: bool = False  # the model was not sure of it, and no better answer came in time
+    resumed: tuple[Resumed, ...] = ()  # each time that it was gone on with elsewhere
+    version: str = ""  # of the model, as far as it was chosen for the caller; the response says it in any case
+    inner: Route | None = None  # of a site: its own route to the place that answered
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -263,3 +301,6 @@ class Reply(msgspec.Struct, frozen=True):
     link_out_s: float = 0.0  # of the stage `link`: the way there
     traceparent: str = ""  # the trace under which its caller may find it
     first_token_s: float | None = None  # of an answer that came in parts: from the request's arrival to the first
+    cut: str = ""  # why an answer ends before its time, where that was decided here
+    fallback_model: str = ""  # the model that answered instead of the one that was asked for
+    sequence_home: str = ""  # of a step: a token of the target that has its state, for other gateways

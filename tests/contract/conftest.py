@@ -37,13 +37,13 @@ def own_broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield started
 
 
-@pytest_asyncio.fixture(params=["link", "dialled", "unary", "foreign"])
+@pytest_asyncio.fixture(params=["link", "dialled", "relayed", "unary", "foreign"])
 async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     async with connected(request.param) as bench:
         yield bench
 
 
-@pytest_asyncio.fixture(params=["link", "dialled"])
+@pytest_asyncio.fixture(params=["link", "dialled", "relayed"])
 async def link(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     async with connected(request.param) as bench:
         yield bench

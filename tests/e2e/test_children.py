@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tidegate import clock
+from tests.support.processes import until_ended
 from tidegate.tools.up import children
 from tidegate.tools.up.children import Child, ChildFailed, describe_exit, parse_event
 from tidegate.tools.up.plan import ProcessPlan
@@ -153,7 +153,7 @@ async def test_a_child_that_does_not_listen_is_killed_with_its_workers(
         child.terminate()
         assert child.pid is not None
     assert child.ended
-    await gone(worker)
+    await until_ended(worker)
 
 
 async def test_the_workers_of_a_child_that_is_killed_do_not_outlive_it(
@@ -165,7 +165,7 @@ async def test_the_workers_of_a_child_that_is_killed_do_not_outlive_it(
         assert child.pid is not None
         os.kill(child.pid, signal.SIGKILL)
         await heard.until(lambda: heard.changes[-1:] == ["fake is back"])
-        await gone(worker)
+        await until_ended(worker)
 
 
 async def test_what_a_library_prints_goes_to_the_log(make: Callable[..., Child], heard: Heard) -> None:
@@ -197,14 +197,7 @@ async def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     child = psutil.Process(int(await parent.stdout.readline()))
     parent.kill()
     await parent.wait()
-    await gone(child)
-
-
-async def gone(process: psutil.Process) -> None:
-    """Return once the process has ended (a process of another parent can only be polled)."""
-    async with asyncio.timeout(30):
-        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-            await clock.sleep(0.01)
+    await until_ended(child)
 
 
 @pytest.mark.parametrize(

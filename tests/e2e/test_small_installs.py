@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,14 +57,19 @@ WARM_S: Final = 0.5  # a pool's warm-up, which else measures what larger sizes c
 class Part:
     """One process of the system, alone."""
 
-    def __init__(self, role: str, folder: Path, config: dict[str, Any]) -> None:
+    def __init__(
+        self, role: str, folder: Path, config: dict[str, Any], *, without: Sequence[str] | None = None
+    ) -> None:
+        """Args:
+        without: packages that cannot be imported; None: all that the process's extra does not install.
+        """
         module = {"edge": "edge_agent", "gateway": "gateway", "pool": "cloud_pool"}[role]
         (folder / "sitecustomize.py").write_text(BLOCKER)
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         self._log_path = folder / "log"
         environment = os.environ | {
             "PYTHONPATH": str(folder),
-            "BLOCKED_MODULES": " ".join(NOT_FOR[role]),
+            "BLOCKED_MODULES": " ".join(NOT_FOR[role] if without is None else without),
         }
         self._log = open(self._log_path, "wb")  # noqa: SIM115  # open as long as the process writes there
         self.process = subprocess.Popen(

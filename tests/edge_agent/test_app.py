@@ -21,6 +21,7 @@ from edge_agent.config import EdgeConfig
 from gateway.core.fleet.link_events import LinkEvent, LinkLoad, LinkUp
 from gateway.targets.link import LinkTarget
 from tests.support.models.tiny_models import FOREVER, tiny_repository
+from tests.support.processes import has_ended
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.config import load
@@ -238,7 +239,7 @@ async def test_a_hung_worker_is_replaced(models: Path) -> None:
         with pytest.raises(Unreachable, match=r"hung for 0\.3 s"):
             await over(target, rounds(0))
 
-        await eventually(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+        await eventually(lambda: has_ended(worker))
         await eventually(lambda: app.host.model_ready("rounds"))
         await over(target, rounds(0))
 

@@ -163,10 +163,14 @@ def test_a_process_says_it_is_ready_answers_status_and_stops_on_sigterm(tmp_path
     assert set(ready["addresses"]) == {"http", "grpc", "metrics", "admin"}
     assert json.loads(shown.stdout) == {
         "targets": [],
+        "sources": [],
         "models": [],
         "refused": [],
         "broker_refusal": "",
         "ailing": [],
+        "gateways": {"count": 1, "others": [], "has_namesake": False},
+        "workers": [],
+        "cache": [],
     }
     assert "offered by" in table.stdout
     assert process.returncode == 0

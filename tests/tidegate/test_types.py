@@ -6,11 +6,18 @@ from msgspec.structs import fields, replace
 
 from tidegate.caller import Grant, Identity
 from tidegate.generate.token_stream import TokenStream
+from tidegate.text_prompt import TextPrompt
 from tidegate.trace_context import Trace
 from tidegate.types import Call, Datatype, InferRequest, RequestedOutput, Tensor
 
 REQUEST = InferRequest(
-    "minilm", (Tensor("x", Datatype.INT8, (1,), b"a"),), "", "7", (RequestedOutput("y"),), {"priority": 1}
+    "minilm",
+    (Tensor("x", Datatype.INT8, (1,), b"a"),),
+    "",
+    "7",
+    (RequestedOutput("y"),),
+    {"priority": 1},
+    TextPrompt({}),
 )
 
 SOMEBODY = Identity("key:1", Grant("acme"))
@@ -28,7 +35,7 @@ def test_a_call_that_is_due_differs_in_its_deadline_only() -> None:
     trace = Trace(1, 2, sampled=True)
     who = ("edge", 0.9, "acme", SOMEBODY)
     sink = TokenStream()
-    calls = [lambda accepted: None, *who, True, True, trace, sink, lambda route: None]
+    calls = [lambda accepted: None, *who, True, True, trace, sink, lambda route: None, 0.5, 0.05, False, ("north",)]
     call = Call(REQUEST, "oip-grpc", 5.0, None, 2, "fp32", words, *calls)  # type: ignore[arg-type]
     assert call.due(9.0) == replace(call, deadline=9.0)
     defaults = Call(InferRequest("", ()), "", 0.0)

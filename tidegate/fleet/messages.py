@@ -129,6 +129,7 @@ class GatewayState(msgspec.Struct, frozen=True, omit_defaults=True):
     epoch: Epoch = field(name="gepoch")
     utc_ms: int = 0
     ingest: bool = False  # whether it takes what devices have stored
+    shares: bool = False  # whether it can say what became of what other gateways took
     links: Annotated[tuple[Url, ...], Meta(max_length=4)] = ()  # HOST:PORT where a device may dial it
     v: Literal[1] = field(default_factory=lambda: 1)
 
@@ -164,16 +165,16 @@ def encode(message: UpMessage | Command | GatewayState) -> bytes:
 
 def decode_up(kind: DeviceTopic, payload: bytes) -> UpMessage:
     """The message that a device's topic of this kind carries. Raises BadMessage."""
-    message: UpMessage = _decode(_DECODERS[kind], payload, MAX_BYTES[kind])
+    message: UpMessage = decode_bounded(_DECODERS[kind], payload, MAX_BYTES[kind])
     return message
 
 
 def decode_command(payload: bytes) -> Command:
-    return _decode(_command_decoder, payload, MAX_COMMAND_BYTES)
+    return decode_bounded(_command_decoder, payload, MAX_COMMAND_BYTES)
 
 
 def decode_gateway_state(payload: bytes) -> GatewayState:
-    return _decode(_gateway_decoder, payload, MAX_COMMAND_BYTES)
+    return decode_bounded(_gateway_decoder, payload, MAX_COMMAND_BYTES)
 
 
 def inventory_hash(offers: tuple[ModelOffer, ...]) -> str:
@@ -181,7 +182,8 @@ def inventory_hash(offers: tuple[ModelOffer, ...]) -> str:
     return hashlib.blake2b(encode_offers(offers), digest_size=8).hexdigest()
 
 
-def _decode(decoder: msgspec.json.Decoder[T], payload: bytes, max_bytes: int) -> T:
+def decode_bounded(decoder: msgspec.json.Decoder[T], payload: bytes, max_bytes: int) -> T:
+    """What the decoder makes of a payload from the network. Raises BadMessage, and nothing else."""
     if len(payload) > max_bytes:
         raise BadMessage(f"{len(payload)} bytes, at most {max_bytes} are allowed")
     try:

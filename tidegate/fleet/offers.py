@@ -11,6 +11,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from tidegate.placement_pin import Zone
+
 # "soaking": it answers like "ready", but the generation is new and not committed yet
 # (edge_agent/core/rollout_machine.py); placement prefers other targets, except for the share that the soak needs.
 ModelState = Literal["ready", "loading", "warming", "soaking", "evicted", "bad"]
@@ -22,7 +24,20 @@ SERVING: Final = frozenset({"ready", "soaking"})  # how many requests find one t
 #   "spare"     the lesser variant, while there is no need: requests that demand it
 #   "relief"    the lesser variant, while there is: every request, and the answer is marked as degraded
 #   "relieved"  the full variant, meanwhile: requests that demand it, or a floor of quality
-Standing = Literal["", "spare", "relief", "relieved"]
+#   "demoted"   one whose answers disagree with the reference's: requests that no other variant or target takes. Set by
+#               gateways (`gateway/core/agreement`), and marked as degraded
+Standing = Literal["", "spare", "relief", "relieved", "demoted"]
+
+# What a generating variant takes and gives, and so whether it can go on with an answer that another one has begun:
+#   "ids"      token ids both ways: it goes on behind the ids that there are
+#   "prefill"  text both ways: it goes on behind the text that there is, whose ids are not known
+#   "text"     text both ways, each answer from its beginning
+Grade = Literal["ids", "prefill", "text"]
+
+MOST_PLACES: Final = 1e6
+Places = Annotated[float, Meta(ge=0.0, le=MOST_PLACES)]
+Wait = Annotated[float, Meta(ge=0.0, le=3600.0)]
+Price = Annotated[float, Meta(ge=0.0, le=1e6)]
 
 
 class VariantOffer(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,6 +53,17 @@ class VariantOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     standing: Standing = ""
     slots: int = 0  # generations at a time, on all workers together; 0: it does not generate
     schemas: bool = False  # its generations can be held to a JSON schema
+    grade: Grade = "ids"  # of one that generates
+    # Of a site, whose variant stands for all its places that have it (gateway/core/fleet/site_summary.py):
+    places: Places = 1.0  # how many computations of this cost go on there side by side
+    wait_s: Wait = 0.0  # for the soonest of these places, beyond the wait of the site's load report
+    price: Price | None = None  # of a second of it there, in seconds of a pool; None: what is usual for the tier
+    zone: Zone | None = None  # the innermost one that it is computed in; None: the target's
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it can go on with an answer that another target has begun."""
+        return self.grade != "text"
 
 
 REASON_CHARS: Final = 200
@@ -59,6 +85,15 @@ class ModelOffer(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: WorkerReport | None = None  # None: none was lost
     # What its workers have of the network and the disk, and why; "": neither; None: it does not say.
     sandbox: Annotated[str, Meta(max_length=REASON_CHARS)] | None = None
+    # Which server of another maker serves it, and why its grade is no better; "": one of ours.
+    upstream: Annotated[str, Meta(max_length=REASON_CHARS)] = ""
+    # Seconds until it would be served if it was asked for now, of a model that is loaded on demand and not in memory.
+    cold_s: Annotated[float, Meta(ge=0, le=86400)] = 0.0
+
+    @property
+    def answers(self) -> bool:
+        """Whether requests for it are answered, at once or after a cold start."""
+        return self.state in SERVING or self.cold_s > 0.0
 
 
 _decoder = msgspec.json.Decoder(tuple[ModelOffer, ...])

@@ -19,7 +19,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 from msgspec import Meta, field
 
-from tidegate.fleet.messages import BadMessage, Milliseconds, Name, Text
+from tidegate.fleet.messages import Milliseconds, Name, Text, decode_bounded
 
 T = TypeVar("T")
 Kind = Literal["request", "result", "event"]
@@ -96,17 +96,8 @@ def encode_stored(message: Forwarded | Inquiry | Receipt) -> bytes:
 
 def decode_stored(payload: bytes) -> Forwarded | Inquiry:
     """What a device sends. Raises BadMessage."""
-    return _decode(_up_decoder, payload)
+    return decode_bounded(_up_decoder, payload, MAX_MESSAGE_BYTES)
 
 
 def decode_receipt(payload: bytes) -> Receipt:
-    return _decode(_receipt_decoder, payload)
-
-
-def _decode(decoder: msgspec.json.Decoder[T], payload: bytes) -> T:
-    if len(payload) > MAX_MESSAGE_BYTES:
-        raise BadMessage(f"{len(payload)} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
-    try:
-        return decoder.decode(payload)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise BadMessage(str(error)) from error
+    return decode_bounded(_receipt_decoder, payload, MAX_MESSAGE_BYTES)

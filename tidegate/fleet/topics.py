@@ -8,6 +8,8 @@
     tidegate/v1/FLEET/down/g/GROUP/desired              gateway → the devices of a group, which a device's own overrides
     tidegate/v1/FLEET/down/DEVICE/rcpt                  gateway → one device: what it has taken of that, and answers
     tidegate/v1/FLEET/gw/GATEWAY/{state,hb}             gateway → everyone
+    tidegate/v1/FLEET/peer/GATEWAY                      gateway → gateways: what is asked of it
+    tidegate/v1/FLEET/pool/POOL/{state,death}           pool → gateways: where it is (retained), and its last will
 
 A device writes only below `up/DEVICE/` and reads only below `down/DEVICE/` and `gw/`, so two pattern ACL lines at the
 broker cover every device of a fleet. Names are one topic level each: a name with `/`, `+` or `#` in it could write into
@@ -46,6 +48,14 @@ class StoredTopic(StrEnum):
     RESULT = "res"
 
 
+class PoolTopic(StrEnum):
+    """The topics that a pool writes, retained. A late will must not replace what the next session has said."""
+
+    STATE = "state"
+    DEATH = "death"
+
+
+_POOL_KINDS: Final = {kind.value: kind for kind in PoolTopic}
 _KINDS: Final = {kind.value: kind for kind in DeviceTopic}
 # Heartbeats replace one another within a second; all else must arrive.
 QOS: Final = {
@@ -113,6 +123,25 @@ class Topics:
     def gateway_heartbeat(self, gateway: str) -> str:
         return f"{self.root}/gw/{gateway}/hb"
 
+    def peer(self, gateway: str) -> str:
+        """What a gateway tells the others of one fleet."""
+        return f"{self.root}/peer/{gateway}"
+
+    def pool(self, pool: str, kind: PoolTopic) -> str:
+        return f"{self.root}/pool/{pool}/{kind.value}"
+
+    @property
+    def of_pools(self) -> tuple[tuple[str, int], ...]:
+        """(filter, QoS) of what pools announce; QoS 0 as in `for_gateways`."""
+        return tuple((self.pool("+", kind), 0) for kind in PoolTopic)
+
+    def parse_pool(self, topic: str) -> tuple[str, PoolTopic] | None:
+        """(pool, kind) of a pool's topic in this fleet, None for any other."""
+        prefix = f"{self.root}/pool/"
+        name, _, kind = topic.removeprefix(prefix).partition("/")
+        known = topic.startswith(prefix) and kind in _POOL_KINDS and _NAME.fullmatch(name)
+        return (name, _POOL_KINDS[kind]) if known else None
+
     @property
     def states_of_all_fleets(self) -> str:
         """A filter for the states of gateways of every fleet at this broker, as far as its ACL lets them be read."""
@@ -133,7 +162,8 @@ class Topics:
         take away: of births under QoS 1 a stock Mosquitto sends 20 at a time and drops all but 1,000 more, and
         heartbeats overtake those that wait.
         """
-        return tuple((self.up("+", kind), 0) for kind in DeviceTopic)
+        devices = tuple((self.up("+", kind), 0) for kind in DeviceTopic)
+        return (*devices, (self.gateway_state("+"), 1), (self.gateway_heartbeat("+"), 0), (self.peer("+"), 0))
 
     def for_device(self, device: str) -> tuple[tuple[str, int], ...]:
         """(filter, QoS) of everything that a device listens to."""
@@ -184,3 +214,8 @@ class Topics:
         prefix = f"{self.root}/gw/"
         name, _, kind = topic.removeprefix(prefix).partition("/")
         return name if topic.startswith(prefix) and kind in ("state", "hb") and _NAME.fullmatch(name) else None
+
+    def parse_peer(self, topic: str) -> str | None:
+        """The gateway that tells the others something on this topic."""
+        name = topic.removeprefix(f"{self.root}/peer/")
+        return name if name != topic and _NAME.fullmatch(name) else None

@@ -10,7 +10,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tidegate.generate.request import INPUT_IDS, MAX_TOKENS_KEY, STOP_TOKENS_KEY, GenerateRequest, generate_request
+from tidegate.generate.request import (
+    ANSWERED_KEY,
+    INPUT_IDS,
+    MAX_TOKENS_KEY,
+    STOP_TOKENS_KEY,
+    GenerateRequest,
+    generate_request,
+)
 from tidegate.models.generative import Generative
 from tidegate.outcome import InvalidRequest
 from tidegate.types import InferRequest
@@ -30,6 +37,11 @@ def checked_generation(generative: Generative, request: InferRequest) -> Generat
     if asked.stop_tokens:
         _check_ids(f"parameter {STOP_TOKENS_KEY!r}", asked.stop_tokens, generative)
     _check_context(asked, generative)
+    if asked.answered >= len(asked.prompt):
+        raise InvalidRequest(
+            f"parameter {ANSWERED_KEY!r} is {asked.answered}: of the {len(asked.prompt)} tokens in {INPUT_IDS!r} so "
+            "many at the end are of the answer already, and at least one is the prompt's"
+        )
     return asked
 
 

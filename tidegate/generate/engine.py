@@ -21,7 +21,7 @@ class SequenceProgress(NamedTuple):
 
     id: int
     batch: TokenBatch | None = None  # its new tokens
-    cached_tokens: int = 0  # of the prompt; said with the first batch
+    cached_tokens: int = 0  # of the prompt; said with the first batch, or with the end where it is known only then
     finished: FinishReason | None = None  # it has ended, and is forgotten here
     error: str = ""  # it has ended for this, and is forgotten here
     stop_token: bool = False  # whether a stop token, which is not in the batch, ended it

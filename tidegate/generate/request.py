@@ -17,6 +17,7 @@ import msgspec
 
 from tidegate.models.generative import ANSWER_OUTPUT, MAX_TOKENS, PROMPT_INPUT
 from tidegate.outcome import InvalidRequest
+from tidegate.text_prompt import TextPrompt
 from tidegate.types import Datatype, InferRequest, Parameter, Parameters, Tensor
 
 INPUT_IDS: Final = PROMPT_INPUT
@@ -33,6 +34,7 @@ LOGPROBS_KEY: Final = "logprobs"
 STOP_TOKENS_KEY: Final = "stop_token_ids"
 IGNORE_STOP_KEY: Final = "ignore_eos"
 SCHEMA_KEY: Final = "json_schema"
+ANSWERED_KEY: Final = "answered_tokens"
 
 MAX_TEMPERATURE: Final = 2.0
 MAX_LOGPROBS: Final = 20
@@ -62,6 +64,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     ignore_stop: bool = False  # go on to max_tokens, for load generators
     logprobs: int | None = None  # None: none; n: of each token, and of the n most likely ones in its place
     schema: str = ""  # JSON schema that the text has to follow; "": none
+    answered: int = 0  # tokens at the end of the prompt that are of the answer already: another engine made them
 
     def __repr__(self) -> str:
         return f"<GenerateRequest {len(self.prompt)}+{self.max_tokens} tokens>"
@@ -78,6 +81,13 @@ def infer_request(
         id,
         parameters={**(parameters or {}), **_parameters(request)},
     )
+
+
+def words_request(
+    model: str, words: TextPrompt, request: GenerateRequest, *, version: str = "", id: str = ""
+) -> InferRequest:
+    """The request as it goes to a target that takes text; the prompt of `request` is not looked at."""
+    return InferRequest(model, (), version, id, parameters=_parameters(request), text=words)
 
 
 def generate_request(request: InferRequest, *, default_max_tokens: int) -> GenerateRequest:
@@ -103,6 +113,7 @@ def generate_request(request: InferRequest, *, default_max_tokens: int) -> Gener
         ignore_stop=_flag(said, IGNORE_STOP_KEY),
         logprobs=_whole(said, LOGPROBS_KEY, 0, least=0, most=MAX_LOGPROBS) if LOGPROBS_KEY in said else None,
         schema=_schema(said),
+        answered=_whole(said, ANSWERED_KEY, 0, least=0, most=MAX_OUTPUT_TOKENS),
     )
 
 
@@ -138,6 +149,8 @@ def _parameters(request: GenerateRequest) -> dict[str, Parameter]:
         said[LOGPROBS_KEY] = request.logprobs
     if request.schema:
         said[SCHEMA_KEY] = request.schema
+    if request.answered:
+        said[ANSWERED_KEY] = request.answered
     return said
 
 

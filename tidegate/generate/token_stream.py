@@ -44,7 +44,7 @@ class TokenStream:
 
     def put(self, batch: TokenBatch) -> None:
         self._batches.append(batch)
-        self.received += len(batch.ids)
+        self.received += batch.size
         self._wake()
 
     def on_credit(self, credit: Callable[[int], None]) -> None:
@@ -64,7 +64,7 @@ class TokenStream:
             finally:
                 self._waiter = None
         taken, self._batches = self._batches, []
-        self._owed += sum([len(batch.ids) for batch in taken])
+        self._owed += sum([batch.size for batch in taken])
         # A credit costs a frame on every hop: a quarter of the window at a time keeps the maker busy.
         if self._credit is not None and 4 * self._owed >= self.window and not self._ended:
             owed, self._owed = self._owed, 0
@@ -76,5 +76,5 @@ class TokenStream:
             self._waiter.set_result(None)
 
     def __repr__(self) -> str:
-        waiting = sum(len(batch.ids) for batch in self._batches)
+        waiting = sum(batch.size for batch in self._batches)
         return f"<TokenStream {waiting} of {self.window} tokens not read{', ended' if self._ended else ''}>"

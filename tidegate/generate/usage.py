@@ -21,8 +21,10 @@ DECODE_KEY: Final = "decode_us"
 _MOST: Final = 2**53
 
 STOPPED: Final = "a stop string ended the text"  # why a front cancels a generation of which it has all it wants
+SPENT: Final = "its tenant's tokens are used up"  # why a generation is cut that has had all that is paid for
 
-FinishReason = Literal["stop", "length"]  # a stop token, or max_tokens or the context
+# A stop token, or max_tokens or the context; the others only from servers of other makers.
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class Usage(msgspec.Struct, frozen=True):

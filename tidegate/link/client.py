@@ -23,6 +23,7 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.link import frames
 from tidegate.link.chunks import ChunkAssembly
 from tidegate.link.frames import AnswerFrame, Greeting, ProtocolViolation
+from tidegate.link.origin import Origin
 from tidegate.link.outbox import Outbox, Parcel
 from tidegate.link.received_tokens import ReceivedTokens
 from tidegate.link.session import KeepaliveTiming, LinkLost, LinkSession, MessageStream
@@ -72,6 +73,9 @@ class Question(NamedTuple):
     on_accepted: Callable[[Accepted], None]
     tracestate: str = ""
     tokens: TokenSink | None = None  # where a generation's tokens go as they come
+    first_by: float | None = None  # an instant, by which the first of them should be made
+    next_s: float | None = None  # and each further one, on average
+    origin: Origin | None = None  # what a site has to know of the caller
 
 
 class _Pending(msgspec.Struct, eq=False):
@@ -175,6 +179,8 @@ class LinkClient:
             raise TooLarge(f"a request of {len(question.message)} bytes; at most {self._max_message_bytes}")
         if question.tokens is not None and self._protocol < frames.TOKENS_SINCE:
             raise NotSupported(f"the target speaks link protocol {self._protocol}, which has no streams of tokens")
+        if question.origin is not None and self._protocol < frames.ORIGINS_SINCE:
+            raise Unreachable(f"the site speaks link protocol {self._protocol}, by which no gateway asks another one")
 
     async def _wait_for_room(self, deadline: float) -> None:
         try:
@@ -192,6 +198,8 @@ class LinkClient:
         message = question.message
         chunked = len(message) > self.session.chunk_bytes
         tokens = question.tokens
+        has_objectives = self._protocol >= frames.TOKENS_SINCE
+        first_by, next_s = (question.first_by, question.next_s) if has_objectives else (None, None)
 
         def encode(now: float) -> bytes:
             return frames.request(
@@ -204,6 +212,9 @@ class LinkClient:
                 tracestate=question.tracestate,
                 chunked_bytes=len(message) if chunked else 0,
                 window=0 if tokens is None else tokens.window,
+                ttft_s=None if first_by is None else max(0.0, first_by - now),
+                tpot_s=next_s,
+                origin=question.origin,
             )
 
         size_bytes = _REQUEST_FRAME_BYTES + (0 if chunked else len(message))

@@ -19,15 +19,17 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from tidegate.fleet.offers import ModelOffer, decode_offers, encode_offers
+from tidegate.link.origin import Origin, route_of, write_route
 from tidegate.oip.grpc.message_bounds import check_envelope
 from tidegate.outcome import ServeError, error_from_code
 from tidegate.rpc import link_pb2
 from tidegate.token_sink import TokenBatch, TopLogprob
-from tidegate.types import Accepted, LoadReport
+from tidegate.types import Accepted, LoadReport, Route
 
 PROTOCOL = 1  # what a Hello is written in, and what every side speaks
 TOKENS_SINCE = 2  # the first protocol with streams of tokens
-NEWEST = 2
+ORIGINS_SINCE = 3  # the first one by which a gateway asks another one
+NEWEST = 3
 # In one Envelope. An outbox fills one to 256 KiB; parsed, the two bytes of an empty frame take fifty.
 MAX_FRAMES = 2**16
 MAX_BOOT = 64
@@ -63,6 +65,7 @@ class AnswerFrame(NamedTuple):  # one comes with every request: a frozen datacla
     variant: str
     load: LoadReport | None
     batch_wait_s: float = 0.0
+    route: Route | None = None  # of a site: its own route to the place that answered
 
 
 def parse(envelope: bytes) -> Iterable[link_pb2.Frame]:
@@ -103,6 +106,9 @@ def request(
     tracestate: str = "",
     chunked_bytes: int = 0,
     window: int = 0,
+    ttft_s: float | None = None,
+    tpot_s: float | None = None,
+    origin: Origin | None = None,
 ) -> bytes:
     """A request frame. A spent budget is written as 1 µs, since 0 on the wire means that there is no budget."""
     envelope = link_pb2.Envelope()
@@ -119,6 +125,12 @@ def request(
         frame.tracestate = tracestate
     if window:
         frame.window = window
+    if ttft_s is not None:
+        frame.ttft_us = max(1, _micros(ttft_s))
+    if tpot_s is not None:
+        frame.tpot_us = max(1, _micros(tpot_s))
+    if origin is not None:
+        origin.write_to(frame.origin)
     if chunked_bytes:
         frame.chunked_bytes = chunked_bytes
     else:
@@ -145,6 +157,8 @@ def answer(id: int, answered: AnswerFrame, *, chunked_bytes: int = 0) -> bytes:
         frame.batch_wait_us = _micros(answered.batch_wait_s)
     frame.batch_size = _uint32(answered.batch_size)
     frame.variant = answered.variant
+    if answered.route is not None:
+        write_route(frame.served_by, answered.route)
     if answered.load is not None:
         _write_load(frame.load, answered.load)
     if chunked_bytes:
@@ -299,6 +313,7 @@ def answered_of(frame: link_pb2.Answer, message: bytes) -> AnswerFrame:
         variant=frame.variant,
         load=report,
         batch_wait_s=min(frame.queue_us, frame.batch_wait_us) / 1e6,  # the batch wait is a part of the queue time
+        route=route_of(frame.served_by) if frame.HasField("served_by") else None,
     )
 
 

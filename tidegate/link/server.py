@@ -24,6 +24,7 @@ from tidegate.link import frames
 from tidegate.link.attestation_challenge import ChallengeResponder, no_evidence
 from tidegate.link.chunks import ChunkAssembly
 from tidegate.link.frames import AnswerFrame, Greeting, ProtocolViolation
+from tidegate.link.origin import originated
 from tidegate.link.outbox import Outbox, Parcel
 from tidegate.link.session import KeepaliveTiming, LinkLost, LinkSession, MessageStream
 from tidegate.link.token_frames import TokenFrames
@@ -65,8 +66,13 @@ class LinkServer:
         outbox: Outbox | None = None,
         challenged: ChallengeResponder | None = None,
         dialled: bool = False,
+        on_work: Callable[[LinkServer], None] = lambda _server: None,
+        is_site: bool = False,
     ) -> None:
+        """Args: is_site: the host is a gateway, and so are its peers: what they say of their callers counts."""
+        self._is_site = is_site
         self.dialled = dialled  # by this side
+        self._on_work = on_work  # a request of this stream began or ended
         self._host = host
         self._challenged = challenged or ChallengeResponder(no_evidence, None)
         self._greeting = greeting
@@ -113,6 +119,11 @@ class LinkServer:
         changed = offers != self._sent_offers
         self._sent_offers = offers
         self.session.send(frames.load(self._load(), offers if changed else b""))
+
+    def tell_load(self) -> None:
+        """Send the load now, for what others have sent since this stream last heard of it."""
+        if self._peer and not self._leaving:
+            self.session.send(frames.load(self._load()))
 
     def leave(self, reason: str) -> None:
         """Take no new requests; the stream ends when the requests in progress are answered."""
@@ -218,14 +229,24 @@ class LinkServer:
             headers=_trace_of(frame) if frame.traceparent else {},
             on_accepted=lambda ack: self.session.send(frames.accepted(id, ack)),
             tokens=self._tokens.open(id, frame.window) if frame.window and self._takes_tokens else None,
+            ttft_s=frame.ttft_us / 1e6 if frame.ttft_us else None,
+            tpot_s=frame.tpot_us / 1e6 if frame.tpot_us else None,
         )
+        if self._is_site:
+            try:
+                call = originated(call, frame, self._peer)
+            except ServeError:
+                self._tokens.close(id)
+                raise
         task = asyncio.create_task(self._serve(id, call), name=f"link request {id} of {self._peer}")
         self._tasks[id] = task
+        self._on_work(self)
         task.add_done_callback(lambda _task: self._over(id))
 
     def _over(self, id: int) -> None:
         self._tasks.pop(id, None)
         self._tokens.close(id)
+        self._on_work(self)
         self._end_if_done()
 
     def _end_if_done(self) -> None:
@@ -261,6 +282,7 @@ class LinkServer:
             variant=reply.variant,
             load=reply.load or self._load(),
             batch_wait_s=reply.batch_wait_s,
+            route=reply.route if self._is_site else None,
         )
         if not self.session.has_room:
             await self.session.room()

@@ -2,13 +2,17 @@
 
 A stream that was dialled here lives as long as its gRPC handler; a stream that this side dialled is run by the code
 that dialled it. `drain` sends a goodbye on every stream and waits.
+
+Where several gateways have a stream here, each hears within SPREAD_S of the work that the others brought or got back.
+Its own answers tell it the load as well, but only when it asks: between two of them a gateway that asks a sixteenth
+would take the target for idle, and so would all sixteen (simulated: docs/design/routing.md, "Several gateways").
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Self
+from typing import Final, Self
 
 import grpc
 import structlog
@@ -25,6 +29,8 @@ from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.host import ModelHost
 from tidegate.types import LoadReport
 
+SPREAD_S: Final = 0.01
+
 log = structlog.get_logger(__name__)
 
 
@@ -32,11 +38,12 @@ class LinkService:
     """All link streams that one process serves.
 
     Args:
-        name: "edge/NAME" or "pool/NAME".
+        name: "edge/NAME", "pool/NAME" or "site/NAME".
         epoch: the epoch under which `load` reports; read again for each stream.
         max_concurrent: requests under way per stream; more are refused as overloaded.
         attest: answers challenges; raises ValueError, with the reason, if there is no evidence.
         boot: identifies this start of the process, which has run for `uptime_s`.
+        is_site: the host is a gateway, whose load is no single queue: its peers hear of it once a second.
     """
 
     def __init__(
@@ -54,8 +61,10 @@ class LinkService:
         limits: ContentLimits = DEFAULT,
         boot: str = "",
         uptime_s: Callable[[], float] = lambda: 0.0,
+        is_site: bool = False,
     ) -> None:
         self._host = host
+        self._is_site = is_site
         self._boot = boot
         self._uptime_s = uptime_s
         self._attest = attest
@@ -71,6 +80,8 @@ class LinkService:
         self._all_gone = asyncio.Event()
         self._all_gone.set()
         self._draining = ""
+        self._workers: set[LinkServer] = set()  # the streams whose work has changed since the others were told
+        self._spreads: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<LinkService {self._name}, {len(self._servers)} streams{', draining' if self._draining else ''}>"
@@ -119,10 +130,20 @@ class LinkService:
 
     async def drain(self, reason: str) -> None:
         """Send a goodbye on every stream; return when requests in progress are answered and all streams have ended."""
+        self.say_goodbye(reason)
+        await self._all_gone.wait()
+
+    def say_goodbye(self, reason: str) -> None:
+        """Take nothing new: each stream ends when the requests in progress on it are answered."""
         self._draining = reason
         for server in tuple(self._servers):
             server.leave(reason)
-        await self._all_gone.wait()
+
+    def finish(self, reason: str) -> None:
+        """End every stream now; what is under way on them gets no answer."""
+        self._draining = reason
+        for server in tuple(self._servers):
+            server.session.finish(reason)
 
     async def serve(self, stream: MessageStream, peer_certificate: bytes | None = None) -> str:
         """Serve one stream, whichever side dialled it, until it ends; returns the reason in words.
@@ -152,7 +173,22 @@ class LinkService:
             challenged=ChallengeResponder(self._attest, peer_certificate),
             limits=self._limits,
             dialled=dialled,
+            on_work=(lambda _server: None) if self._is_site else self._worked,
+            is_site=self._is_site,
         )
+
+    def _worked(self, server: LinkServer) -> None:
+        """The load has changed by a request of this stream, which hears of it by its answer."""
+        if len(self._servers) > 1:
+            self._workers.add(server)
+            if self._spreads is None:
+                self._spreads = asyncio.get_running_loop().call_later(SPREAD_S, self._spread)
+
+    def _spread(self) -> None:
+        workers, self._workers, self._spreads = self._workers, set(), None
+        for server in tuple(self._servers):
+            if workers != {server}:
+                server.tell_load()
 
     async def run(self, server: LinkServer) -> str:
         """Serve the stream of `server` until it ends; returns the reason in words."""
@@ -165,6 +201,10 @@ class LinkService:
             return await server.run()
         finally:
             self._servers.discard(server)
+            self._workers.discard(server)
+            if len(self._servers) <= 1 and self._spreads is not None:
+                self._spreads.cancel()
+                self._spreads = None
             if not self._servers:
                 self._all_gone.set()
 

@@ -27,7 +27,7 @@ class Generative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """What all variants of a generating model have in common. Files are names inside the version's folder."""
 
     context: int  # tokens: prompt and answer together
-    vocabulary: str  # SHA-256 of what the ids mean: `tidegate/generate/vocabulary.py`
+    vocabulary: str  # SHA-256 of what the ids mean: `tidegate/generate/vocabulary.py`; "": see `is_text_only`
     vocabulary_size: int  # ids are below it
     tokenizer: str  # a tokenizer.json
     tokenizer_sha256: str
@@ -35,6 +35,13 @@ class Generative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     chat_template: str | None = None  # a Jinja template; None: no chat, only completions
     chat_template_sha256: str | None = None
     default_max_tokens: int = 256  # of a request that does not say, as far as the context has room
+    default_ttft_s: float | None = None  # the budget of the first token where the caller gives none; None: no budget
+    default_tpot_s: float | None = None  # the same of each further token, on average
+
+    @property
+    def is_text_only(self) -> bool:
+        """Whether its tokens are not known here: it is asked in text, and answers in text."""
+        return not self.vocabulary
 
     def max_tokens_after(self, prompt_tokens: int) -> int:
         """Tokens of the answer to a prompt of this length where the request does not say how many it may have."""
@@ -50,6 +57,7 @@ class GenerationCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     context_us: float = 0.0  # what each token of its context adds to a sequence's step
     cache_bytes: int = 0  # for each token of its context
     slots: int = 4  # sequences at a time
+    batch_invariant: bool = False  # the text must not depend on which others are computed beside it, whatever it costs
 
     @property
     def prompt_weight(self) -> float:
@@ -65,6 +73,10 @@ def generative_problems(one: Generative) -> Iterator[str]:
         yield f"vocabulary_size: {one.vocabulary_size} must be from 1 to {2**31 - 1}"
     if not 1 <= one.default_max_tokens <= max(1, one.context):
         yield f"default_max_tokens: {one.default_max_tokens} must be from 1 to the context, {one.context}"
+    for key in ("default_ttft_s", "default_tpot_s"):
+        value = getattr(one, key)
+        if value is not None and not (isfinite(value) and value > 0.0):
+            yield f"{key}: {value:g} must be a number of seconds above 0; leave it out for no budget"
     if len(one.stop_tokens) > _MAX_STOPS or not all(0 <= id < one.vocabulary_size for id in one.stop_tokens):
         yield f"stop_tokens: must be at most {_MAX_STOPS} ids below vocabulary_size, {one.vocabulary_size}"
     if (one.chat_template is None) != (one.chat_template_sha256 is None):

@@ -62,11 +62,15 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class Quality(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A measured quality: `cosine` to the reference (mean), or `top1` accuracy on a held-out split."""
+    """A measured quality: `cosine` to the reference (mean), or `top1` accuracy on a held-out split.
+
+    Of a variant that generates `top1` is the share of the reference's greedy tokens that are its likeliest as well.
+    """
 
     metric: Literal["cosine", "top1"]
     value: float
     samples: int
+    how: str = ""  # it was measured, for people
 
 
 class Packed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -101,6 +105,7 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     max_tokens: int | None = None
     packed: Packed | None = None
     generation: GenerationCost | None = None  # of a generating model
+    golden: ArtefactFile | None = None  # of a generating model: greedy answers that it gave where it was made
     compile: bool = False  # torch: by torch.compile when it is loaded, where there is a compiler
 
     @property
@@ -200,6 +205,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     confidence: Confidence | None = None
     sequence: Stateful | None = None
     generative: Generative | None = None  # the model gives its answer token by token
+    warm: Literal["demand", "always"] = "demand"  # always: stays in memory where models are loaded on demand
+    warmup: tuple[str, ...] = ()  # files of samples (.npz) in the version's folder that are run when it is loaded
+    fallback_model: str = ""  # answers, declared, where no target answers this one in time; "": none does
+    cacheable: bool = True  # false: no gateway keeps its answers, whatever its section `cache` says
     modality: Modality | None = None  # under which models share a device; by default derived from the cost's feature
 
     def variant(self, name: str) -> Variant | None:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import msgspec
 import yaml
 
 from tidegate.models.digest import sha256_of
+from tidegate.models.fallback_model import fallback_problems
 from tidegate.models.manifest import Manifest, Text, Variant
 from tidegate.models.validate import problems
 from tidegate.outcome import ModelNotFound
@@ -49,17 +50,26 @@ class RepositoryError(Exception):
 
 
 class Repository:
-    """The models under `root`. Reads the disk on first use and blocks while it does."""
+    """The models under `root`. Reads the disk on first use and blocks while it does.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        only: the names of the models that are read; None: all.
+    """
+
+    def __init__(self, root: Path, *, only: Collection[str] | None = None) -> None:
         self.root = root
+        self._only = only
         self._manifests: tuple[Manifest, ...] | None = None
 
     def manifests(self) -> tuple[Manifest, ...]:
         """Every model version, by name and then from the lowest version to the highest. Raises RepositoryError."""
         if self._manifests is None:
-            found = (load_manifest(folder) for folder in _version_folders(self.root))
+            folders = _version_folders(self.root)
+            found = (load_manifest(one) for one in folders if self._only is None or one.parent.name in self._only)
             self._manifests = tuple(sorted(found, key=lambda manifest: (manifest.name, version_key(manifest.version))))
+            if wrong := list(fallback_problems(self._manifests)):
+                self._manifests = None
+                raise RepositoryError("\n".join(f"{self.root}: {problem}" for problem in wrong))
         return self._manifests
 
     def manifest(self, name: str, version: str = "") -> Manifest:
@@ -107,6 +117,52 @@ class Repository:
     def __repr__(self) -> str:
         read = "unread" if self._manifests is None else f"{len(self._manifests)} versions"
         return f"<Repository {self.root} {read}>"
+
+
+class ReadManifests:
+    """The manifests of a repository that is looked at again and again: only those that have changed are read.
+
+    Parsing takes some 10 ms each, which the process would be busy with at every look.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._read: dict[Path, tuple[tuple[int, int, int], Manifest | str]] = {}  # by folder: what its file looked like
+
+    def look(self) -> tuple[dict[str, tuple[Manifest, ...]], dict[str, str]]:
+        """The versions of each model that can be read, lowest first; and by model why another one of it cannot be.
+
+        One bad folder hides no other model, as it would while everything is served that there is. Blocks. Raises
+        RepositoryError where the root itself cannot be read.
+        """
+        found: dict[str, list[Manifest]] = {}
+        problems: dict[str, str] = {}
+        folders = _version_folders(self._root)
+        self._read = {folder: self._read_again(folder) for folder in folders}
+        for folder, (_, manifest) in self._read.items():
+            if isinstance(manifest, str):
+                problems[folder.parent.name] = manifest
+            else:
+                found.setdefault(folder.parent.name, []).append(manifest)
+        ordered = {name: tuple(sorted(ones, key=lambda one: version_key(one.version))) for name, ones in found.items()}
+        return ordered, problems
+
+    def _read_again(self, folder: Path) -> tuple[tuple[int, int, int], Manifest | str]:
+        try:
+            about = (folder / MANIFEST_FILE).stat()
+            looks = about.st_size, about.st_mtime_ns, about.st_ino
+        except OSError:
+            looks = -1, 0, 0
+        known = self._read.get(folder)
+        if known is not None and known[0] == looks and looks[0] >= 0:
+            return known
+        try:
+            return looks, load_manifest(folder)
+        except RepositoryError as error:
+            return looks, str(error)
+
+    def __repr__(self) -> str:
+        return f"<ReadManifests of {self._root}, {len(self._read)} versions>"
 
 
 def load_manifest(folder: Path) -> Manifest:

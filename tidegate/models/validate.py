@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
-from typing import get_args
+from typing import Final, get_args
 
 from tidegate.models.generative import generation_cost_problems, generative_problems
 from tidegate.models.manifest import (
@@ -36,6 +36,7 @@ from tidegate.types import Datatype
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _GENERATING: tuple[EngineName, ...] = ("onnxruntime-genai", "transformers")
 _COMPILED: tuple[EngineName, ...] = ("torch-export",)
+MOST_WARMUP: Final = 64
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _INTEGER_RANGE = {
     Datatype.UINT8: (0, 2**8 - 1), Datatype.UINT16: (0, 2**16 - 1), Datatype.UINT32: (0, 2**32 - 1),
@@ -58,7 +59,21 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
         *_confidence(manifest),
         *_sequence(manifest),
         *_generative(manifest),
+        *_warmup(manifest),
     )
+
+
+def _warmup(manifest: Manifest) -> Iterator[str]:
+    yield from _duplicates("warmup", manifest.warmup)
+    if len(manifest.warmup) > MOST_WARMUP:
+        yield f"warmup: {len(manifest.warmup)} files of samples, but at most {MOST_WARMUP} are run"
+    if manifest.warmup and manifest.generative is not None:
+        yield "warmup: a model that generates is warmed by generating; leave the key out"
+    for name in manifest.warmup:
+        if problem := file_name_problem(name):
+            yield f"warmup: {problem}"
+        elif not name.endswith(".npz"):
+            yield f"warmup: {name!r} must be an .npz file with an array for each input"
 
 
 def file_name_problem(name: str) -> str | None:
@@ -153,8 +168,8 @@ def _variant(variant: Variant) -> Iterator[str]:
 
 def _files(variant: Variant) -> Iterator[str]:
     yield from _duplicates("files.name", (variant.artefact, *(one.name for one in variant.files)))
-    for index, one in enumerate(variant.files):
-        key = f"files[{index}]"
+    named = [(f"files[{index}]", one) for index, one in enumerate(variant.files)]
+    for key, one in (*named, *([("golden", variant.golden)] if variant.golden is not None else [])):
         if problem := file_name_problem(one.name):
             yield f"{key}.name: {problem}"
         if not _SHA256.fullmatch(one.sha256):

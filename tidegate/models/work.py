@@ -5,8 +5,8 @@ No tensor is decoded: the gateway prices a request it only passes on.
 The work of a generation is counted in tokens of its answer, of which it has `max_tokens` at most; a token of its prompt
 counts as much as the manifest's first variant says (`GenerationCost.prompt_weight`), whichever variant answers, so that
 all sides count alike. An answer that a stop token ends is less work than was counted: what is learned from it is
-learned from the tokens that it had (`generated_units`), and what is predicted for the next one is the most that it can
-be.
+learned from the tokens that it had (`generated_units`). Targets reserve memory for the most that an answer can be;
+gateways place it by what it is expected to be (`gateway/core/estimate/output_length.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 from tidegate.models.generative import MAX_TOKENS, PROMPT_INPUT, Generative
 from tidegate.models.manifest import Feature, Manifest
-from tidegate.types import InferRequest, Tensor
+from tidegate.types import Buffer, InferRequest, Tensor
 
 _TEXT_BYTES: Final = 16  # of one BYTES element, whose length is not known in advance
 _TOKEN_BYTES: Final = 4  # of text, about, in one token
@@ -37,7 +37,7 @@ def work_of(manifest: Manifest, request: InferRequest) -> Work:
     Of a generation `longest_row` is the context that it may need: the tokens of the prompt and of the answer.
     """
     if manifest.generative is not None:
-        prompt, answer = _generation(manifest.generative, request)
+        prompt, answer = generation_tokens(manifest.generative, request)
         return Work(generated_units(manifest, prompt, answer), 1, prompt + answer)
     cost = manifest.cost
     for tensor in request.inputs:
@@ -59,11 +59,13 @@ def generated_units(manifest: Manifest, prompt_tokens: float, answer_tokens: flo
     return answer_tokens + prompt_tokens * (0.0 if costs is None else costs.prompt_weight)
 
 
-def _generation(generative: Generative, request: InferRequest) -> tuple[int, int]:
+def generation_tokens(generative: Generative, request: InferRequest) -> tuple[int, int]:
     """Tokens of the prompt and, at most, of the answer. A request that was not checked yet may say anything."""
     tensor = next((one for one in request.inputs if one.name == PROMPT_INPUT), None)
     if tensor is not None:
         prompt = tensor.elements
+    elif request.text is not None:
+        prompt = request.text.about_tokens
     else:
         prompt = sum([len(one.raw) for one in request.inputs]) // _TOKEN_BYTES
     said = request.parameters.get(MAX_TOKENS)
@@ -72,10 +74,19 @@ def _generation(generative: Generative, request: InferRequest) -> tuple[int, int
     return prompt, generative.max_tokens_after(prompt)
 
 
-def answer_bytes(manifest: Manifest, request: InferRequest) -> int:
-    """The size of the answer, as far as the manifest and the request's axes fix it; an axis of its own counts once."""
+def prompt_ids(request: InferRequest) -> Buffer | None:
+    """The prompt's token ids as they travel, INT32; None of a prompt in words."""
+    return next((one.raw for one in request.inputs if one.name == PROMPT_INPUT), None)
+
+
+def answer_bytes(manifest: Manifest, request: InferRequest, answer_tokens: float = 0.0) -> int:
+    """The size of the answer, as far as the manifest and the request's axes fix it; an axis of its own counts once.
+
+    Args:
+        answer_tokens: how many are expected of a generation; 0: the most that it may have.
+    """
     if manifest.generative is not None:
-        return _STREAMED_BYTES * _generation(manifest.generative, request)[1]
+        return int(_STREAMED_BYTES * (answer_tokens or generation_tokens(manifest.generative, request)[1]))
     lengths: dict[str, int] = {}
     shapes = {tensor.name: tensor.shape for tensor in request.inputs}
     for spec in manifest.inputs:

@@ -66,10 +66,10 @@ def _header_budget_s(headers: Mapping[str, str]) -> float | None:
     least: float | None = None
     text = headers.get(BUDGET_HEADER)
     if text is not None:
-        least = _positive(text, f"header {BUDGET_HEADER}", "milliseconds") / 1e3
+        least = positive_number(text, f"header {BUDGET_HEADER}", "milliseconds") / 1e3
     text = headers.get(OPENAI_TIMEOUT_HEADER)
     if text is not None:
-        given_s = _positive(text, f"header {OPENAI_TIMEOUT_HEADER}", "seconds")
+        given_s = positive_number(text, f"header {OPENAI_TIMEOUT_HEADER}", "seconds")
         least = least if given_s == OPENAI_NO_TIMEOUT_S else _least(least, given_s)
     return least
 
@@ -83,9 +83,11 @@ def _timeout_s(value: Parameter) -> float:
     return min(value, 10**15) / 1e6
 
 
-def _positive(text: str, source: str, unit: str) -> float:
+def positive_number(text: str, source: str, unit: str) -> float:
+    """A caller's number. Raises InvalidRequest, naming its source, for all that is not positive and finite."""
     # float() alone would take "nan", "inf" and "1_000".
-    value = float(text) if _NUMBER.fullmatch(text.strip()) else 0.0
+    number = text.strip()
+    value = float(number) if _NUMBER.fullmatch(number) else 0.0
     if not value > 0:
         raise InvalidRequest(f"{source} must be a positive number of {unit}, got {quoted_value(text)}")
     return value

@@ -22,16 +22,18 @@ from tidegate.oip.request_constraints import (
     defer_of,
     min_quality_of,
     pin_of,
+    resumes_of,
     variant_of,
 )
 from tidegate.oip.tenant import tenant_of
+from tidegate.oip.token_budgets import TOKEN_BUDGET_ALIASES, token_budgets
 from tidegate.trace_context import PARENT_KEY, STATE_KEY
 from tidegate.types import Call, InferRequest
 
 HOP_KEY: Final = "tidegate-hop"  # the gateway that passed a call on: a target leaves judging the answer to it
 GATEWAY_HOP: Final = "gateway"
 
-_KEPT: Final = frozenset({PARENT_KEY, STATE_KEY, OPENAI_TIMEOUT_HEADER, LOAD_FORMAT_KEY})
+_KEPT: Final = frozenset({PARENT_KEY, STATE_KEY, OPENAI_TIMEOUT_HEADER, LOAD_FORMAT_KEY, *TOKEN_BUDGET_ALIASES})
 _NEVER_LOST: Final = frozenset({PIN_KEY, REQUIRE_KEY})
 _TRACE: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _NO_HEADERS: Final[Mapping[str, str]] = {}
@@ -62,8 +64,13 @@ def call_of(
     headers: Mapping[str, str],
     arrived_at: float,
     remaining_s: float | None = None,
+    streamed: bool = False,
 ) -> Call:
-    """The checked call. `remaining_s` is what is left of the transport's own deadline.
+    """The checked call.
+
+    Args:
+        remaining_s: what is left of the transport's own deadline.
+        streamed: the answer goes to an OpenAI client token by token: its read timeout bounds silences, not the whole.
 
     Raises:
         InvalidRequest: the request, a budget, the priority, a demand or the tenant is wrong.
@@ -72,10 +79,12 @@ def call_of(
     checker = checker_of(manifest)
     checker.check(request)
     parameters = request.parameters
-    if not headers and not parameters:
+    generative = manifest.generative
+    if not headers and not parameters and generative is None:
         deadline = None if remaining_s is None else arrived_at + min(remaining_s, MAX_BUDGET_S)
         return Call(request, protocol, arrived_at, deadline)
-    budget = budget_s(headers, parameters, remaining_s)
+    tokens = token_budgets(headers, parameters, generative, streamed=streamed)
+    budget = budget_s(_without_timeout(headers) if streamed else headers, parameters, remaining_s)
     variant = variant_of(headers, parameters)
     checker.check_variant(variant)
     return Call(
@@ -91,4 +100,11 @@ def call_of(
         tenant=tenant_of(headers, parameters),
         attested=attested_of(headers, parameters),
         defer=defer_of(headers, parameters),
+        ttft_s=tokens.ttft_s,
+        tpot_s=tokens.tpot_s,
+        resumes=resumes_of(headers, parameters),
     )
+
+
+def _without_timeout(headers: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: value for name, value in headers.items() if name != OPENAI_TIMEOUT_HEADER}

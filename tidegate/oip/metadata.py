@@ -15,9 +15,12 @@ from typing import Any, Final
 from tidegate import __version__
 from tidegate.models.manifest import Manifest, TensorSpec
 from tidegate.oip.host import ModelHost, ModelStatistics, TimedCount
+from tidegate.oip.repository.model_control import ModelStatus, Statuses
 from tidegate.types import Datatype
 
 Json = dict[str, Any]
+
+NONE_KNOWN: Final[Statuses] = {}
 
 # Names of Triton's extensions that are really served here.
 EXTENSIONS: Final = (
@@ -71,8 +74,13 @@ def model_statistics(statistics: Sequence[ModelStatistics]) -> Json:
     return {"model_stats": [_statistics(model) for model in statistics]}
 
 
-def repository_index(host: ModelHost, *, only_ready: bool = False) -> list[Json]:
-    entries = [_index_entry(host, manifest) for manifest in host.manifests()]
+def repository_index(host: ModelHost, statuses: Statuses = NONE_KNOWN, *, only_ready: bool = False) -> list[Json]:
+    """Of every version that the host knows, and of those that only `statuses` does."""
+    served = {(one.name, one.version): _status(host, one) for one in host.manifests()}
+    entries = [
+        {"name": name, "version": version, "state": status.state, "reason": status.reason}
+        for (name, version), status in {**served, **statuses}.items()
+    ]
     return [entry for entry in entries if entry["state"] == "READY" or not only_ready]
 
 
@@ -158,11 +166,7 @@ def _tally(tally: TimedCount) -> Json:
     return {"count": tally.count, "ns": tally.ns}
 
 
-def _index_entry(host: ModelHost, manifest: Manifest) -> Json:
-    ready = host.model_ready(manifest.name, manifest.version)
-    return {
-        "name": manifest.name,
-        "version": manifest.version,
-        "state": "READY" if ready else "UNAVAILABLE",
-        "reason": "" if ready else "no target can serve it now",
-    }
+def _status(host: ModelHost, manifest: Manifest) -> ModelStatus:
+    if host.model_ready(manifest.name, manifest.version):
+        return ModelStatus("READY")
+    return ModelStatus("UNAVAILABLE", "no target can serve it now")

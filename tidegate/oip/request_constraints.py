@@ -22,6 +22,7 @@ PIN_KEY: Final = "tidegate-pin"
 MIN_QUALITY_KEY: Final = "tidegate-min-quality"
 REQUIRE_KEY: Final = "tidegate-require"
 DEFER_KEY: Final = "tidegate-defer"
+RESUME_KEY: Final = "tidegate-resume"
 ATTESTED: Final = "attested"
 
 # float() alone would take "nan", "1_0" and a page of digits.
@@ -91,6 +92,16 @@ def defer_of(headers: Mapping[str, str], parameters: Parameters) -> bool:
     return wished
 
 
+def resumes_of(headers: Mapping[str, str], parameters: Parameters) -> bool:
+    """Whether another target may go on with an answer that has begun. Raises InvalidRequest for all but two words."""
+    may = True
+    if RESUME_KEY in headers:
+        may = _may_resume(headers[RESUME_KEY].strip(), f"header {RESUME_KEY}")
+    if RESUME_KEY in parameters:
+        may = _may_resume(parameters[RESUME_KEY], f"parameter {RESUME_KEY!r}") and may
+    return may
+
+
 def check_is_no_gateways(call: Call, server_name: str) -> None:
     """Raises NotSupported for a requirement that only a gateway can keep: a target knows no evidence but its own."""
     if call.attested:
@@ -101,6 +112,12 @@ def _attested(value: Parameter, source: str) -> bool:
     if value != ATTESTED:
         raise InvalidRequest(f"{source} can require {ATTESTED!r} and nothing else, got {quoted_value(value)}")
     return True
+
+
+def _may_resume(value: Parameter, source: str) -> bool:
+    if value not in ("auto", "never"):
+        raise InvalidRequest(f"{source} must be auto or never, got {quoted_value(value)}")
+    return value == "auto"
 
 
 def _yes(value: Parameter, source: str) -> bool:

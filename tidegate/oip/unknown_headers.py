@@ -13,19 +13,33 @@ from typing import Final
 
 from tidegate.oip.budget import BUDGET_HEADER
 from tidegate.oip.call import HOP_KEY
-from tidegate.oip.request_constraints import DEFER_KEY, MIN_QUALITY_KEY, PIN_KEY, REQUIRE_KEY, VARIANT_KEY, VERSION_KEY
+from tidegate.oip.reply import HOME_KEY
+from tidegate.oip.request_constraints import (
+    DEFER_KEY,
+    MIN_QUALITY_KEY,
+    PIN_KEY,
+    REQUIRE_KEY,
+    RESUME_KEY,
+    VARIANT_KEY,
+    VERSION_KEY,
+)
 from tidegate.oip.tenant import TENANT_KEY
+from tidegate.oip.token_budgets import TPOT_HEADER, TTFT_HEADER
 
 WARNING_KEY: Final = "tidegate-warning"
 KNOWN: Final = frozenset(
     {
         BUDGET_HEADER,
         DEFER_KEY,
+        HOME_KEY,
         HOP_KEY,
         MIN_QUALITY_KEY,
         PIN_KEY,
         REQUIRE_KEY,
+        RESUME_KEY,
         TENANT_KEY,
+        TPOT_HEADER,
+        TTFT_HEADER,
         VARIANT_KEY,
         VERSION_KEY,
     }

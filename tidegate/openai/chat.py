@@ -4,7 +4,7 @@ Templates of published models expect a message's content to be one text, and the
 object: content in parts is joined, and arguments that are JSON are parsed. `developer` is OpenAI's newer name of
 `system`, which templates do not know.
 
-Pure. Not served: images and sound, and reading calls of tools out of what the model writes: it is given as text.
+Pure. Not served: images and sound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.openai.generation_fields import GenerationFields, GenerationOptions, options_of, refuse_unserved
+from tidegate.openai.passed_fields import passed_fields
 from tidegate.openai.wrong_parameter import WrongParameter, decoded
+from tidegate.text_prompt import TextPrompt
 
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
@@ -43,6 +45,7 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     top_logprobs: int | None = None
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     # refused, unless they ask for nothing
     functions: list[Any] | None = None
     function_call: Any = None
@@ -56,6 +59,8 @@ class ChatRequest(msgspec.Struct, frozen=True):
     options: GenerationOptions
     messages: list[dict[str, Any]]  # as templates take them
     tools: list[dict[str, Any]]  # [] for none
+    words: TextPrompt  # the request as it came, for a target that takes text
+    parallel_calls: bool = True  # whether one answer may call several tools
 
 
 def parse(body: bytes) -> ChatRequest:
@@ -83,7 +88,8 @@ def parse(body: bytes) -> ChatRequest:
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
     )
     messages = [_message(index, one) for index, one in enumerate(asked.messages)]
-    return ChatRequest(options, messages, [] if asked.tool_choice == "none" else asked.tools or [])
+    tools = [] if asked.tool_choice == "none" else asked.tools or []
+    return ChatRequest(options, messages, tools, passed_fields(body), asked.parallel_tool_calls is not False)
 
 
 _decode = msgspec.json.Decoder(ChatBody).decode

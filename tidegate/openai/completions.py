@@ -11,7 +11,9 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.openai.generation_fields import GenerationFields, GenerationOptions, options_of, refuse_unserved
+from tidegate.openai.passed_fields import passed_fields
 from tidegate.openai.wrong_parameter import WrongParameter, decoded
+from tidegate.text_prompt import TextPrompt
 
 DEFAULT_MAX_TOKENS: Final = 16  # OpenAI's
 
@@ -30,6 +32,7 @@ class CompletionBody(GenerationFields, frozen=True, kw_only=True):
 class CompletionRequest(msgspec.Struct, frozen=True):
     options: GenerationOptions
     prompt: str | tuple[int, ...]
+    words: TextPrompt  # the request as it came, for a target that takes text
 
 
 def parse(body: bytes) -> CompletionRequest:
@@ -39,7 +42,7 @@ def parse(body: bytes) -> CompletionRequest:
     options = options_of(
         asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs, default_max_tokens=DEFAULT_MAX_TOKENS
     )
-    return CompletionRequest(options, _prompt(asked.prompt))
+    return CompletionRequest(options, _prompt(asked.prompt), passed_fields(body))
 
 
 _decode = msgspec.json.Decoder(CompletionBody).decode

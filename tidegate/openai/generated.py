@@ -15,6 +15,7 @@ import msgspec
 
 from tidegate.generate.usage import Usage
 from tidegate.oip.generation.answer import Piece
+from tidegate.openai.deltas import merged_deltas
 
 DONE: Final = b"data: [DONE]\n\n"
 _SLOT: Final = "\u0000text\u0000"  # stands for the text in an event that is made beforehand; no model's name has it
@@ -35,16 +36,16 @@ class AnswerForm(Protocol):
         """The choice of a first event without text; None where there is none."""
         ...
 
-    def delta(self, text: str, logprobs: Any) -> dict[str, Any]:
-        """The choice of an event."""
+    def delta(self, text: str, logprobs: Any, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The choice of an event. Args: more: what a target of text gave beside it."""
         ...
 
     def end(self, finish_reason: str) -> dict[str, Any]:
         """The choice of the last event."""
         ...
 
-    def choice(self, text: str, logprobs: Any, finish_reason: str) -> dict[str, Any]:
-        """The choice of a whole answer."""
+    def choice(self, text: str, logprobs: Any, finish_reason: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The choice of a whole answer. Args: more: what a target of text gave beside it, all of it."""
         ...
 
     def logprobs(self, pieces: Sequence[Piece], token_text: TokenText, offset: int) -> Any:
@@ -63,14 +64,15 @@ class ChatForm:
         delta = {"role": "assistant", "content": ""}
         return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def delta(self, text: str, logprobs: Any) -> dict[str, Any]:
-        return {"index": 0, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": None}
+    def delta(self, text: str, logprobs: Any, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        delta = {"content": text} if more is None else {**({"content": text} if text else {}), **more}
+        return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
     def end(self, finish_reason: str) -> dict[str, Any]:
         return {"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish_reason}
 
-    def choice(self, text: str, logprobs: Any, finish_reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
+    def choice(self, text: str, logprobs: Any, finish_reason: str, more: Mapping[str, Any]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text or (None if more else ""), "refusal": None, **more}
         return {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def logprobs(self, pieces: Sequence[Piece], token_text: TokenText, offset: int) -> Any:
@@ -96,13 +98,13 @@ class CompletionForm:
     def opening(self) -> dict[str, Any] | None:
         return None
 
-    def delta(self, text: str, logprobs: Any) -> dict[str, Any]:
+    def delta(self, text: str, logprobs: Any, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
         return {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": None}
 
     def end(self, finish_reason: str) -> dict[str, Any]:
         return {"index": 0, "text": "", "logprobs": None, "finish_reason": finish_reason}
 
-    def choice(self, text: str, logprobs: Any, finish_reason: str) -> dict[str, Any]:
+    def choice(self, text: str, logprobs: Any, finish_reason: str, more: Mapping[str, Any]) -> dict[str, Any]:
         return {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def logprobs(self, pieces: Sequence[Piece], token_text: TokenText, offset: int) -> Any:
@@ -158,7 +160,14 @@ class Events:
         """One event a piece."""
         if self._token_text is None and self._prompt_tokens is None:
             before, after = self._before, self._after
-            return b"".join([b"%b%b%b" % (before, _encode(piece.text), after) for piece in pieces])
+            return b"".join(
+                [
+                    b"%b%b%b" % (before, _encode(piece.text), after)
+                    if piece.more is None
+                    else self._event(self._form.delta(piece.text, None, piece.more))
+                    for piece in pieces
+                ]
+            )
         return b"".join([self._full_event(piece) for piece in pieces])
 
     def end(self, usage: Usage, words: Mapping[str, str]) -> bytes:
@@ -169,7 +178,7 @@ class Events:
         return last + DONE
 
     def _full_event(self, piece: Piece) -> bytes:
-        self._tokens += len(piece.ids)
+        self._tokens += len(piece.ids) or 1
         logprobs = None
         if self._token_text is not None:
             logprobs = self._form.logprobs([piece], self._token_text, self._characters)
@@ -177,7 +186,7 @@ class Events:
         more = {}
         if self._prompt_tokens is not None:
             more["usage"] = usage_body(Usage("stop", self._prompt_tokens, self._tokens))
-        return self._event(self._form.delta(piece.text, logprobs), **more)
+        return self._event(self._form.delta(piece.text, logprobs, piece.more), **more)
 
     def _event(self, choice: Mapping[str, Any], **more: Any) -> bytes:
         usage = {"usage": None} if self._include_usage else {}
@@ -207,7 +216,7 @@ def whole_body(
     return {
         **head,
         "object": form.kind,
-        "choices": [form.choice(text, logprobs, usage.finish_reason)],
+        "choices": [form.choice(text, logprobs, usage.finish_reason, merged_deltas([piece.more for piece in pieces]))],
         "usage": usage_body(usage),
         "tidegate": dict(words),
     }

@@ -6,41 +6,42 @@
 A request is refused in JSON, with its status, as long as nothing of the answer has been sent; so the headers of a
 stream leave with its first token, and name the target that answers. What goes wrong later is an event of the stream,
 which then ends without `[DONE]`. Whatever has come since the last write goes in one write, each token as an event of
-its own: load generators count events as tokens.
+its own: load generators count events as tokens. Calls of tools in the text are given as such (`called_tools.py`).
 
 A stream's budget is that of the whole answer. The read timeout that OpenAI's SDK announces bounds the silence between
-two bytes, so of a stream it is no budget.
+two bytes, so of a stream it bounds the first token and each further one (`tidegate/oip/token_budgets.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from tidegate import clock
-from tidegate.generate.request import infer_request
+from tidegate.generate.request import infer_request, words_request
 from tidegate.generate.text.text_models import TextModel, TextModels
 from tidegate.generate.text.text_side import PromptTooLong, check_room
 from tidegate.models.manifest import Manifest
 from tidegate.oip.body_budget import BodyLimits, BodyMemory
-from tidegate.oip.budget import OPENAI_TIMEOUT_HEADER
 from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.content_limits import ContentLimits
-from tidegate.oip.generation.answer import GenerationAnswer
-from tidegate.oip.generation.bounds import prompt_room
+from tidegate.oip.generation.answer import GenerationAnswer, Piece
+from tidegate.oip.generation.bounds import check_words, prompt_room
 from tidegate.oip.guard import Guard
 from tidegate.oip.host import ModelHost
 from tidegate.oip.http.body import read_body
-from tidegate.oip.http.event_stream import EventStream
+from tidegate.oip.http.event_stream import EventStream, resumed_comments
 from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
 from tidegate.oip.http.responses import RefusalObserver, json_response
 from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY, defer_of, version_of
 from tidegate.oip.unknown_headers import warn_of_unknown
 from tidegate.openai import chat, completions
+from tidegate.openai.called_tools import CalledTools, tool_names
 from tidegate.openai.chat import ChatRequest
 from tidegate.openai.completions import CompletionRequest
 from tidegate.openai.errors import error_body, in_openais_form
@@ -49,7 +50,7 @@ from tidegate.openai.generation_fields import GenerationOptions, generate_reques
 from tidegate.openai.wrong_parameter import WrongParameter
 from tidegate.outcome import NotSupported, ServeError
 from tidegate.trace_context import PARENT_KEY
-from tidegate.types import Call
+from tidegate.types import Call, InferRequest
 
 PROTOCOL: Final = "openai"
 
@@ -109,7 +110,7 @@ class GenerationRoutes:
             "created": int(clock.utc_s()),
             "model": options.model,
         }
-        token_text = None if options.logprobs is None else asked.text.token_text
+        token_text = None if options.logprobs is None or asked.text is None else asked.text.token_text
         async with GenerationAnswer(
             asked.host, asked.call, asked.prompt, asked.text, stop=options.stop, whole=not options.stream
         ) as answer:
@@ -119,41 +120,54 @@ class GenerationRoutes:
                     head,
                     token_text=token_text,
                     include_usage=options.include_usage,
-                    prompt_tokens=len(asked.prompt) if options.continuous_usage else None,
+                    prompt_tokens=len(asked.prompt) if options.continuous_usage and asked.prompt else None,
                 )
-                return await self._stream(request, answer, events)
+                return await self._stream(request, answer, asked.called, events)
             pieces = await answer.whole()
             assert answer.usage is not None
-            words = _words(answer)
-            body = whole_body(form, head, pieces, answer.usage, words, token_text=token_text)
+            words, usage = _words(answer), answer.usage
+            if asked.called is not None:
+                pieces, usage = asked.called.read(pieces) + asked.called.rest(), asked.called.ended(usage)
+            body = whole_body(form, head, pieces, usage, words, token_text=token_text)
             return json_response(body, headers=words)
 
-    async def _stream(self, request: web.Request, answer: GenerationAnswer, events: Events) -> web.StreamResponse:
-        pieces = await answer.take()  # whatever is wrong until here is answered in JSON
+    async def _stream(
+        self, request: web.Request, answer: GenerationAnswer, called: CalledTools | None, events: Events
+    ) -> web.StreamResponse:
+        pieces = await _take(answer, called)  # whatever is wrong until here is answered in JSON
         stream = EventStream(request, stall_s=self._body_limits.stall_s)
         try:
             with answer.follow(self._guard, credentials_over_http(request, PROTOCOL)):
                 await stream.begin(_words(answer))
-                await self._write(stream, answer, events, pieces)
+                await self._write(stream, answer, called, events, pieces)
                 await stream.end()
         except ConnectionError:  # the caller has left: leaving `answer` cancels what is under way
             pass
         return stream.response
 
-    async def _write(self, stream: EventStream, answer: GenerationAnswer, events: Events, pieces: list[Any]) -> None:
+    async def _write(
+        self,
+        stream: EventStream,
+        answer: GenerationAnswer,
+        called: CalledTools | None,
+        events: Events,
+        pieces: list[Piece],
+    ) -> None:
         written = events.opening()
         try:
             while pieces:
-                await stream.write(written + events.pieces(pieces))
+                await stream.write(written + resumed_comments(answer.new_resumed()) + events.pieces(pieces))
                 written = b""
-                pieces = await answer.take()
+                pieces = await _take(answer, called)
         except ConnectionError:
             raise
         except Exception as error:
             await stream.write(written + error_event(error_body(error)))
             return
         assert answer.usage is not None
-        await stream.write(written + events.end(answer.usage, answer.words))
+        written += resumed_comments(answer.new_resumed())
+        usage = answer.usage if called is None else called.ended(answer.usage)
+        await stream.write(written + events.end(usage, answer.words))
 
     async def _asked(self, request: web.Request, parse: _Parse, prompt_of: _PromptOf) -> _Asked:
         """The checked request. Nothing of its body is held any more when it returns."""
@@ -169,21 +183,28 @@ class GenerationRoutes:
                 if defer_of(headers, {}):
                     raise NotSupported(f"{DEFER_KEY}: a ticket is for one inference; use /v2/models/NAME/infer")
                 manifest = _manifest(host, name, version_of(headers, {}))
-                text = await self._texts.of(manifest)
-                prompt = await prompt_of(asked, text)
-            wanted = generate_request(asked.options, prompt, text.generative, self._limits)
+                text: TextModel | None = None
+                prompt: tuple[int, ...] = ()
+                if manifest.generative is not None and not manifest.generative.is_text_only:
+                    text = await self._texts.of(manifest)
+                    prompt = await prompt_of(asked, text)
+            if text is None:
+                wanted = _in_words(asked, manifest, self._limits)
+            else:
+                wanted = _in_ids(asked, prompt, text, self._limits)
             call = call_of(
-                infer_request(manifest.name, wanted),
+                wanted,
                 manifest,
                 protocol=PROTOCOL,
-                headers=_without_timeout(headers) if asked.options.stream else headers,
+                headers=headers,
                 arrived_at=arrived_at,
+                streamed=asked.options.stream,
             )
         except ServeError as error:
             if self._on_refused is not None:
                 self._on_refused(PROTOCOL, name, error)
             raise
-        return _Asked(asked.options, host, call, prompt, text)
+        return _Asked(asked.options, host, call, prompt, text, _called(asked, text))
 
     async def _chat_prompt(self, asked: ChatRequest, text: TextModel) -> tuple[int, ...]:
         values: dict[str, Any] = {}
@@ -219,12 +240,53 @@ class _Asked(NamedTuple):
     options: GenerationOptions
     host: ModelHost
     call: Call
-    prompt: tuple[int, ...]
-    text: TextModel
+    prompt: tuple[int, ...]  # () of a model whose tokens are not known here
+    text: TextModel | None
+    called: CalledTools | None
 
 
 _Parse = Callable[[bytes], Any]
 _PromptOf = Callable[[Any, TextModel], Awaitable[tuple[int, ...]]]
+
+
+def _called(asked: ChatRequest | CompletionRequest, text: TextModel | None) -> CalledTools | None:
+    """What reads the calls of tools in an answer; None where there can be none."""
+    if text is None or isinstance(asked, CompletionRequest) or not asked.tools:
+        return None
+    dialect, names = text.tool_dialect, tool_names(asked.tools)
+    if dialect is None:
+        return None
+    return CalledTools(dialect, names, parallel=asked.parallel_calls, new_id=lambda: f"call_{token_hex(12)}")
+
+
+async def _take(answer: GenerationAnswer, called: CalledTools | None) -> list[Piece]:
+    return await (answer.take() if called is None else called.take(answer))
+
+
+def _in_ids(
+    asked: ChatRequest | CompletionRequest, prompt: tuple[int, ...], text: TextModel, limits: ContentLimits
+) -> InferRequest:
+    """The request in token ids, with its words beside them if a target that takes text would answer the same.
+
+    It would for a chat, which has messages for any server's template. A bare completion it might put into a template as
+    well, and of ids, or of likelihoods that are asked for, it knows nothing.
+    """
+    options = asked.options
+    wanted = infer_request(options.model, generate_request(options, prompt, text.generative, limits))
+    of_ids = options.logprobs is not None or options.stop_tokens or options.ignore_stop
+    return wanted if of_ids or isinstance(asked, CompletionRequest) else replace(wanted, text=asked.words)
+
+
+def _in_words(asked: ChatRequest | CompletionRequest, manifest: Manifest, limits: ContentLimits) -> InferRequest:
+    """The request to a model whose tokens are not known here. Raises WrongParameter, PromptTooLong."""
+    options, generative = asked.options, manifest.generative
+    assert generative is not None
+    if options.logprobs is not None:
+        raise WrongParameter("logprobs", f"model {options.model!r} is served as text: it gives no logprobs here")
+    if isinstance(asked, CompletionRequest) and not isinstance(asked.prompt, str):
+        raise WrongParameter("prompt", f"model {options.model!r} is served as text: it takes no token ids here")
+    check_words(asked.words, generative, limits)
+    return words_request(options.model, asked.words, generate_request(options, (), generative, limits))
 
 
 def _manifest(host: ModelHost, name: str, demanded: str) -> Manifest:
@@ -237,16 +299,12 @@ def _manifest(host: ModelHost, name: str, demanded: str) -> Manifest:
     return manifest
 
 
-def _without_timeout(headers: Mapping[str, str]) -> Mapping[str, str]:
-    return {name: value for name, value in headers.items() if name != OPENAI_TIMEOUT_HEADER}
-
-
 def _words(answer: GenerationAnswer) -> dict[str, str]:
     """The headers of an answer, as far as it has come."""
     words, headers = answer.words, answer.call.headers
     warn_of_unknown(words, headers)
-    if answer.reply is not None and answer.reply.response.model_version:
-        words[VERSION_KEY] = answer.reply.response.model_version
+    if answer.version:
+        words[VERSION_KEY] = answer.version
     if PARENT_KEY in headers:
         words.setdefault(PARENT_KEY, headers[PARENT_KEY])
     return words

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 
 from tidegate import clock
 from tidegate.generate.text.text_models import TextModels
+from tidegate.models.generative import MAX_CONTEXT
 from tidegate.models.manifest import Manifest
 from tidegate.oip import body_budget
 from tidegate.oip.body_budget import BodyLimits, BodyMemory, BodyReservation
@@ -257,12 +258,15 @@ class OpenAIRoutes:
         """A model as OpenAI lists it, with the paths that serve it in a field that OpenAI's clients pass by."""
         paths = ["/v1/embeddings"] if manifest.text is not None else []
         said: dict[str, Any] = {"id": manifest.name, "object": "model", "created": 0, "owned_by": "tidegate"}
-        if manifest.generative is not None and self._texts is not None:
+        if manifest.generative is not None and manifest.generative.is_text_only:
+            paths += ["/v1/chat/completions", "/v1/completions"]
+        elif manifest.generative is not None and self._texts is not None:
             try:
                 chats = (await self._texts.of(manifest)).chats
                 paths += [*(["/v1/chat/completions"] if chats else []), "/v1/completions"]
             except NotSupported:
                 paths.append(f"/v2/models/{manifest.name}/infer")  # in token ids
+        if manifest.generative is not None and manifest.generative.context < MAX_CONTEXT:  # else it is not known
             said["max_model_len"] = manifest.generative.context  # as vLLM calls it
         return {**said, "tidegate": {"paths": paths}}
 

@@ -4,6 +4,7 @@
     desired.py    the document of one device or one group, and how a device's own overrides its groups'
     signing.py !  Ed25519 signatures over the canonical bytes; keys and their rotation
     golden.py     the cases of the golden probe, and whether answers are near enough to theirs
+    golden_prompts.py   the same of models that generate: prompts with greedy answers
 
 The gateway writes these documents and the edge agent reads them; this room only defines and checks them. The reports of
 a device about a rollout are fleet messages (`tidegate/fleet/reported.py`).

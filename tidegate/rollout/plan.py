@@ -33,7 +33,7 @@ FilePath = Annotated[
     str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*){0,3}\Z", max_length=200)
 ]
 Seconds = Annotated[float, Meta(ge=0, le=31_536_000)]
-Ratio = Annotated[float, Meta(ge=0, le=1)]
+Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 Bytes = Annotated[int, Meta(ge=0, le=MAX_ARTEFACT_BYTES)]
 ModelName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")]
 Version = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
@@ -68,14 +68,15 @@ class Probe(msgspec.Struct, frozen=True, omit_defaults=True):
     """The test that a new generation must pass before any request reaches it.
 
     Accuracy: against the cases of `golden` (`golden.py`); without it accuracy is not tested. Each bound applies if
-    it is given. Time: the p95 of the probe's own calls, at most `p95_max_s`, and at most `p95_ratio_max` of the running
-    generation's, which gets the same cases in turn; without a running one the ratio is not tested.
+    it is given. Of a model that generates these are prompts (`golden_prompts.py`), for which `top1_min` is the one that
+    counts. Time: the p95 of the probe's own calls, or of a token, at most `p95_max_s`, and at most `p95_ratio_max` of
+    the running generation's, which gets the same cases in turn; without a running one the ratio is not tested.
     """
 
     golden: Artefact | None = None
     atol: Annotated[float, Meta(ge=0)] | None = None  # largest difference of an element
     cosine_min: Annotated[float, Meta(ge=-1, le=1)] | None = None  # of each output to its expected one
-    top1_min: Ratio | None = None  # share of rows with the expected greatest element
+    top1_min: Ratio | None = None  # share of rows with the expected greatest element, or of positions with the token
     p95_max_s: Seconds | None = None
     p95_ratio_max: Annotated[float, Meta(gt=0, le=1000)] | None = None
     repeats: Annotated[int, Meta(ge=1, le=100)] = 5  # how often the cases are run for the times

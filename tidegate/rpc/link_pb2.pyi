@@ -69,7 +69,7 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., name: _Optional[str] = ..., epoch: _Optional[int] = ..., agent_version: _Optional[str] = ..., offers: _Optional[bytes] = ..., boot: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., newest: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "budget_us", "priority", "variant", "traceparent", "message", "chunked_bytes", "tracestate", "window")
+    __slots__ = ("id", "budget_us", "priority", "variant", "traceparent", "message", "chunked_bytes", "tracestate", "window", "ttft_us", "tpot_us", "origin")
     ID_FIELD_NUMBER: _ClassVar[int]
     BUDGET_US_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,9 @@ class Request(_message.Message):
     CHUNKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    TTFT_US_FIELD_NUMBER: _ClassVar[int]
+    TPOT_US_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     id: int
     budget_us: int
     priority: int
@@ -88,7 +91,28 @@ class Request(_message.Message):
     chunked_bytes: int
     tracestate: str
     window: int
-    def __init__(self, id: _Optional[int] = ..., budget_us: _Optional[int] = ..., priority: _Optional[int] = ..., variant: _Optional[str] = ..., traceparent: _Optional[str] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., tracestate: _Optional[str] = ..., window: _Optional[int] = ...) -> None: ...
+    ttft_us: int
+    tpot_us: int
+    origin: Origin
+    def __init__(self, id: _Optional[int] = ..., budget_us: _Optional[int] = ..., priority: _Optional[int] = ..., variant: _Optional[str] = ..., traceparent: _Optional[str] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., tracestate: _Optional[str] = ..., window: _Optional[int] = ..., ttft_us: _Optional[int] = ..., tpot_us: _Optional[int] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
+
+class Origin(_message.Message):
+    __slots__ = ("path", "tenant", "pin", "min_quality", "ttft_us", "tpot_us", "never_resumes")
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
+    MIN_QUALITY_FIELD_NUMBER: _ClassVar[int]
+    TTFT_US_FIELD_NUMBER: _ClassVar[int]
+    TPOT_US_FIELD_NUMBER: _ClassVar[int]
+    NEVER_RESUMES_FIELD_NUMBER: _ClassVar[int]
+    path: _containers.RepeatedScalarFieldContainer[str]
+    tenant: str
+    pin: str
+    min_quality: float
+    ttft_us: int
+    tpot_us: int
+    never_resumes: bool
+    def __init__(self, path: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., pin: _Optional[str] = ..., min_quality: _Optional[float] = ..., ttft_us: _Optional[int] = ..., tpot_us: _Optional[int] = ..., never_resumes: bool = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("id", "queue_ahead", "finish_in_us")
@@ -101,7 +125,7 @@ class Accepted(_message.Message):
     def __init__(self, id: _Optional[int] = ..., queue_ahead: _Optional[int] = ..., finish_in_us: _Optional[int] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("id", "message", "chunked_bytes", "queue_us", "compute_us", "batch_size", "variant", "load", "batch_wait_us")
+    __slots__ = ("id", "message", "chunked_bytes", "queue_us", "compute_us", "batch_size", "variant", "load", "batch_wait_us", "served_by")
     ID_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     CHUNKED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +135,7 @@ class Answer(_message.Message):
     VARIANT_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     BATCH_WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    SERVED_BY_FIELD_NUMBER: _ClassVar[int]
     id: int
     message: bytes
     chunked_bytes: int
@@ -120,7 +145,28 @@ class Answer(_message.Message):
     variant: str
     load: Load
     batch_wait_us: int
-    def __init__(self, id: _Optional[int] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., variant: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., batch_wait_us: _Optional[int] = ...) -> None: ...
+    served_by: ServedBy
+    def __init__(self, id: _Optional[int] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., variant: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., batch_wait_us: _Optional[int] = ..., served_by: _Optional[_Union[ServedBy, _Mapping]] = ...) -> None: ...
+
+class ServedBy(_message.Message):
+    __slots__ = ("target", "reason", "variant", "attempts", "hedged", "fallback", "degraded", "provisional")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    VARIANT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    HEDGED_FIELD_NUMBER: _ClassVar[int]
+    FALLBACK_FIELD_NUMBER: _ClassVar[int]
+    DEGRADED_FIELD_NUMBER: _ClassVar[int]
+    PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
+    target: str
+    reason: str
+    variant: str
+    attempts: int
+    hedged: bool
+    fallback: bool
+    degraded: bool
+    provisional: bool
+    def __init__(self, target: _Optional[str] = ..., reason: _Optional[str] = ..., variant: _Optional[str] = ..., attempts: _Optional[int] = ..., hedged: bool = ..., fallback: bool = ..., degraded: bool = ..., provisional: bool = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("id", "code", "message", "retry_after_us", "load")

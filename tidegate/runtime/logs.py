@@ -156,10 +156,14 @@ def _name_logger(_logger: Any, method: str, event: structlog.typing.EventDict) -
 
 
 def _renderers(form: Format, terminal: bool) -> list[structlog.typing.Processor]:
+    # Tracebacks without the values of local variables, which both show if not told: prompts, keys and tokens are there.
     if form == "json":
-        return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+        where = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+        return [structlog.processors.ExceptionRenderer(where), structlog.processors.JSONRenderer(default=str)]
     if terminal:
-        return [structlog.dev.ConsoleRenderer()]
+        return [
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.RichTracebackFormatter(show_locals=False))
+        ]
     order = ["timestamp", "level", "process", "event"]
     return [
         structlog.processors.format_exc_info,

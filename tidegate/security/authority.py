@@ -38,7 +38,7 @@ _SERVER, _CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_A
 _USES: Final[dict[Role, list[x509.ObjectIdentifier]]] = {
     "gateway": [_SERVER, _CLIENT],  # callers dial it, it dials edges, pools and the broker
     "edge": [_SERVER, _CLIENT],  # gateways dial it, it dials the broker
-    "pool": [_SERVER],
+    "pool": [_SERVER, _CLIENT],  # gateways dial it, it dials the broker where it announces itself
     "broker": [_SERVER],
     "client": [_CLIENT],
 }

@@ -7,8 +7,9 @@ each certificate carries its identity as a URI, and twice more where a library c
 - as a host name under a domain that cannot be registered (`edge-1.edge.tidegate.internal`), since TLS clients (gRPC's
   too) compare the other side's certificate with a host name and nothing else;
 - as the common name, which MQTT brokers take for the user name. An edge's is its bare name, as the ACL wants it
-  (`up/%u/#`). A gateway's is `gw~NAME`, its MQTT client id; `~` is in no name here, so no edge can be issued as it.
-  A role without business at the broker has a `#` in it, which brokers refuse under pattern ACLs.
+  (`up/%u/#`). A gateway's is `gw~NAME` and a pool's is `pool~NAME`, their MQTT client ids; `~` is in no name here, so
+  no edge can be issued as one. A role without business at the broker has a `#` in it, which brokers refuse under
+  pattern ACLs.
 
 Names are lower case, since host names are compared without case and MQTT topics with it: `Edge-1` and `edge-1` would be
 one peer here and two there.
@@ -74,6 +75,8 @@ class CertificateIdentity:
                 return self.name
             case "gateway":
                 return f"gw~{self.name}"
+            case "pool":
+                return f"pool~{self.name}"
             case _:
                 return f"{self.role}#{self.name}"
 

@@ -37,6 +37,7 @@ async def open_grpc_server(
     key: str = "grpc_port",
     secured: ServerSecurity | None = None,
     limits: ServerLimits = DEFAULT,
+    shares_port: bool = False,
 ) -> AsyncIterator[BoundGrpcServer]:
     """A bound gRPC server with the services that `add_services` puts on it.
 
@@ -44,14 +45,16 @@ async def open_grpc_server(
         grace_s: the time that calls in progress get when the port closes; the owner drains before.
         secured: TLS and the admitted roles; None: no encryption, every caller is admitted.
         limits: connections, streams on each, and metadata.
+        shares_port: whether other processes of this account listen there too, so that each gets a part of the
+            connections; whoever started them has found the port free.
 
     Raises:
         StartError: the port cannot be bound; names the port and `key`.
     """
-    check_free(host, port, key)
-    server = grpc.aio.server(
-        options=[*server_options(max_message_bytes), *_bounds(limits)], interceptors=_guards(secured)
-    )
+    if not shares_port:
+        check_free(host, port, key)
+    options = [*server_options(max_message_bytes, shares_port=shares_port), *_bounds(limits)]
+    server = grpc.aio.server(options=options, interceptors=_guards(secured))
     add_services(server)
     try:
         bound = _bind(server, format_address(host, port), secured)

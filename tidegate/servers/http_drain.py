@@ -50,6 +50,11 @@ class HttpDrain:
         self._waited = [one for one in self._waited if one.under_way]
         return len(self._waited)
 
+    @property
+    def connections(self) -> int:
+        """The number of connections that are open, whatever happens on them."""
+        return sum(len(server.connections) for server in self._servers)
+
     async def done(self) -> None:
         """Return when every request that came before `begin` is answered, or its caller gone."""
         while self.under_way:

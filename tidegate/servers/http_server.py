@@ -7,7 +7,8 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -20,6 +21,7 @@ from tidegate.servers.address import cannot_listen, format_address
 from tidegate.servers.connection_limits import ConnectionTable
 from tidegate.servers.foreign_sites import Entrance as Entrance
 from tidegate.servers.foreign_sites import SitePolicy
+from tidegate.servers.handed_sockets import HandedSockets
 from tidegate.servers.http_connection import HttpConnection
 from tidegate.servers.http_drain import HttpDrain
 from tidegate.servers.limits import DEFAULT, ServerLimits
@@ -48,6 +50,8 @@ async def open_http_server(
     drain: HttpDrain | None = None,
     connections: ConnectionTable[HttpConnection] | None = None,
     allowed_origins: Collection[str] = (),
+    handed: HandedSockets | None = None,
+    path: Path | None = None,
 ) -> AsyncIterator[str]:
     """Serves `routes`; yields "http://HOST:PORT", or "https://HOST:PORT".
 
@@ -59,6 +63,8 @@ async def open_http_server(
         drain: empties the port before it closes, at its owner's word.
         connections: of several ports that share one limit; None: the port has its own, by `limits`.
         allowed_origins: web sites besides the port's own whose pages may call it (`foreign_sites.py`).
+        handed: sockets of `host` and `port` that its owner accepts on as it likes; None: they are bound here.
+        path: serve on a unix socket at this path, which no other machine and no other account can reach.
 
     Raises:
         StartError: the port cannot be bound; names the port and `key`.
@@ -82,11 +88,16 @@ async def open_http_server(
     try:
         try:
             table = connections if connections is not None else connection_table(limits)
-            await _Site(runner, host, port, _context(secured), limits, drain=drain, connections=table).start()
+            context = _context(secured) if path is None else None
+            site = _Site(runner, host, port, context, limits, drain=drain, connections=table)
+            await site.open(handed, path)
         except OSError as error:
             raise cannot_listen(host, port, key, error) from error
-        yield f"{'https' if secured else 'http'}://{format_address(host, runner.addresses[0][1])}"
+        bound = port if handed is not None or path is not None else runner.addresses[0][1]
+        yield f"{'https' if secured else 'http'}://{format_address(host, bound)}"
     finally:
+        if handed is not None:
+            handed.close()
         await runner.cleanup()
 
 
@@ -122,35 +133,41 @@ class _Site(web.BaseSite):
         return f"{'https' if self._ssl_context else 'http'}://{format_address(self._host, self._port)}"
 
     async def start(self) -> None:
+        await self.open()
+
+    async def open(self, handed: HandedSockets | None = None, path: Path | None = None) -> None:
+        """Listen; with handed sockets, whenever their owner says so."""
         await super().start()
-        loop, server, limits = asyncio.get_running_loop(), self._runner.server, self._limits
+        loop = asyncio.get_running_loop()
+        if handed is not None:
+            handed.begin(lambda one: loop.create_server(self._visitor, sock=one, **self._options()))
+        elif path is not None:
+            self._server = await loop.create_unix_server(self._visitor, str(path), backlog=self._backlog)
+        else:
+            self._server = await loop.create_server(self._visitor, self._host, self._port, **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        handshake_s = self._limits.header_timeout_s if self._ssl_context else None
+        return {"ssl": self._ssl_context, "backlog": self._backlog, "ssl_handshake_timeout": handshake_s}
+
+    def _visitor(self) -> HttpConnection:
+        server, limits = self._runner.server, self._limits
         assert server is not None
-
-        def visitor() -> HttpConnection:
-            connection = HttpConnection(
-                server,
-                connections=self._connections,
-                header_timeout_s=limits.header_timeout_s,
-                loop=loop,
-                keepalive_timeout=limits.idle_timeout_s,
-                lingering_time=_LINGER_S,
-                max_line_size=limits.max_header_bytes,
-                max_field_size=limits.max_header_bytes,
-                max_headers=limits.max_headers,
-                access_log=None,
-                logger=_log,
-            )
-            self._drain.greet(connection)
-            return connection
-
-        self._server = await loop.create_server(
-            visitor,
-            self._host,
-            self._port,
-            ssl=self._ssl_context,
-            backlog=self._backlog,
-            ssl_handshake_timeout=limits.header_timeout_s if self._ssl_context else None,
+        connection = HttpConnection(
+            server,
+            connections=self._connections,
+            header_timeout_s=limits.header_timeout_s,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=limits.idle_timeout_s,
+            lingering_time=_LINGER_S,
+            max_line_size=limits.max_header_bytes,
+            max_field_size=limits.max_header_bytes,
+            max_headers=limits.max_headers,
+            access_log=None,
+            logger=_log,
         )
+        self._drain.greet(connection)
+        return connection
 
 
 def _context(secured: ServerSecurity | None) -> ssl.SSLContext | None:

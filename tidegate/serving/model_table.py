@@ -23,6 +23,7 @@ class ModelTable(Generic[M]):
         self._server_name = server_name
         self._versions: dict[str, dict[str, M]] = {}  # by name, then by version
         self._highest: dict[str, M] = {}  # by name: what answers when no version is named
+        self._unloaded: set[str] = set()
 
     def add(self, model: M) -> None:
         """Add a version beside the others of its name."""
@@ -34,10 +35,13 @@ class ModelTable(Generic[M]):
     def replace(self, model: M) -> None:
         """Make this the only version of its name."""
         name = model.manifest.name
+        self._unloaded.discard(name)
         self._versions[name], self._highest[name] = {model.manifest.version: model}, model
 
-    def remove(self, name: str) -> None:
-        """Remove all versions of a name, if there are any."""
+    def remove(self, name: str, *, unloaded: bool = False) -> None:
+        """Remove all versions of a name, if there are any. `unloaded`: refusals say that it was served until then."""
+        if unloaded and name in self._versions:
+            self._unloaded.add(name)
         self._versions.pop(name, None)
         self._highest.pop(name, None)
 
@@ -48,6 +52,8 @@ class ModelTable(Generic[M]):
     def find(self, name: str, version: str = "") -> M:
         """One version, or the highest when `version` is empty. Raises ModelNotFound."""
         versions = self._versions.get(name)
+        if versions is None and name in self._unloaded:
+            raise ModelNotFound(f"model {name!r} was unloaded from {self._server_name}: another may serve it")
         if versions is None:
             here = ", ".join(self._versions)
             raise ModelNotFound(f"there is no model {name!r} on {self._server_name} (models: {here})")

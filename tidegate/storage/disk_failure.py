@@ -5,8 +5,9 @@ callers wait. `is_disk_failure` tells such an error from a mistake in the config
 which is best reported at the start, by ending it.
 
 What is lost while the disk takes nothing is said by the part that keeps it: the session's number and rollouts of a
-device (`edge_agent/fleet/epoch.py`, `edge_agent/delivery`), what was measured (`edge_agent/serving/costs.py`), shared
-metrics (`tidegate/metrics/sharing.py`), stored requests (`database.py`), and log lines (`tidegate/runtime/logs.py`).
+device (`edge_agent/fleet/epoch.py`, `edge_agent/delivery`), what was measured
+(`tidegate/workers/warming/measured_costs.py`), shared metrics (`tidegate/metrics/sharing.py`), stored requests
+(`database.py`), and log lines (`tidegate/runtime/logs.py`).
 """
 
 from __future__ import annotations

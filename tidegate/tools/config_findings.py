@@ -33,19 +33,37 @@ MUST_EXIST: Final = {
     "auth.jwt.jwks_file": "the issuer offers it; `auth.jwt.jwks_url` fetches it instead",
     "auth.keys_file": "`tidegate keys create` makes one",
     "cgroup": "with systemd, `Delegate=yes` in the unit makes one",
+    "discovery[].ca_file": "the CA of the cluster's API server; in a pod, without the key, its service account's",
+    "discovery[].path": "the list of targets; it must be there at the start, and is followed then",
+    "discovery[].token_file": "`kubectl create token` prints one; in a pod, without the key, its service account's",
     "dial_key_file": "the key that `tidegate keys create --right dial-in` prints, alone in a file",
     "model_repository": "`tidegate model add` or `tidegate model build` makes one",
     "rollout.keys": "`tidegate keys signing create` makes one",
+    "targets[].openai.api_key_file": "the key that the server's operator gave out, alone in a file",
+    "targets[].openai.ca_file": "the certificate of the CA that signs the server's; without the key, the system's CAs",
+    "sequence_home_key": "`openssl rand -hex 32` prints one; every gateway has the same",
+    "store.ca": "the certificate of the CA that signs the store's",
+    "store.cert": "the certificate that the store asks of its clients",
+    "store.key": "the key of `store.cert`",
+    "store.password_file": "the store's password, alone in a file",
     "tls.ca": "`tidegate pki issue` makes them",
     "tls.cert": "`tidegate pki issue` makes them",
     "tls.client_ca": "the certificate of the CA that signs callers'; without the key it is `tls.ca`",
     "tls.key": "`tidegate pki issue` makes them",
 }
 MADE: Final = frozenset(
-    {"admin_token_file", "artifacts.folder", "ingest.path", "metrics_dir", "state_dir", "trials_file"}
-)
+    {
+        "admin_token_file", "agreement.inputs_folder", "artifacts.folder", "ingest.path", "metrics_dir",
+        "operator_token_file", "state_dir", "trials_file",
+    }
+)  # fmt: skip
 READ_IF_THERE: Final = frozenset({"sensors"})
-FOLDERS: Final = frozenset({"artifacts.folder", "cgroup", "metrics_dir", "model_repository", "sensors", "state_dir"})
+FOLDERS: Final = frozenset(
+    {
+        "agreement.inputs_folder", "artifacts.folder", "cgroup", "metrics_dir", "model_repository", "sensors",
+        "state_dir",
+    }
+)  # fmt: skip
 # Where a port listens, if not at `host`.
 HOST_OF: Final = {"admin_port": "admin_host", "artifacts.port": "artifacts.host", "metrics_port": "metrics_host"}
 _LOCALHOST: Final[frozenset[IPv4Address | IPv6Address]] = frozenset({IPv4Address("127.0.0.1"), IPv6Address("::1")})
@@ -90,7 +108,7 @@ def listeners(config: ProcessConfig) -> list[ConfiguredPort]:
     return [
         ConfiguredPort(key, values.get(HOST_OF.get(key, "host")) or every, value)
         for key, value in values.items()
-        if key.endswith("port") and type(value) is int and value
+        if key.endswith("port") and "[]" not in key and type(value) is int and value  # in lists, others' ports
     ]
 
 
@@ -226,7 +244,11 @@ def _paths(config: BaseModel) -> Iterator[tuple[str, Path]]:
 def _values(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name in type(section).model_fields:
         value = getattr(section, name)
+        sections = [one for one in value if isinstance(one, BaseModel)] if isinstance(value, tuple) else ()
         if isinstance(value, BaseModel):
             yield from _values(value, f"{prefix}{name}.")
+        elif sections:
+            for one in sections:
+                yield from _values(one, f"{prefix}{name}[].")
         else:
             yield f"{prefix}{name}", value

@@ -31,6 +31,7 @@ class Incarnation(Generic[W]):
         prepare: loads and warms everything; returns the seconds that a later incarnation should need for it.
         end_of: waits until the worker has died or is to be ended, and says why.
         on_ending: called when that is known, before the process is reaped, which takes a second where it hangs.
+        prepare_within_s: how long `prepare` may take.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Incarnation(Generic[W]):
         prepare: Callable[[W], Awaitable[float]],
         end_of: Callable[[W], Awaitable[str]],
         on_ending: Callable[[], None] = lambda: None,
+        prepare_within_s: float = WARMUP_TIMEOUT_S,
     ) -> None:
         self.name = name
         self.worker: W | None = None
@@ -52,6 +54,7 @@ class Incarnation(Generic[W]):
         self._prepare = prepare
         self._end_of = end_of
         self._on_ending = on_ending
+        self._prepare_within_s = prepare_within_s
         self._ready = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -91,14 +94,14 @@ class Incarnation(Generic[W]):
         try:
             async with self._start(self.name) as worker:
                 self.worker = worker
-                async with asyncio.timeout(WARMUP_TIMEOUT_S):
+                async with asyncio.timeout(self._prepare_within_s):
                     self.restart_s = await self._prepare(worker)
                 self.ready_at = clock.now()
                 await self._serve(worker)
         except ServeError as error:
             self.reason = error.message
         except TimeoutError:
-            self.reason = f"the worker was not warm within {WARMUP_TIMEOUT_S:g} s"
+            self.reason = f"the worker was not warm within {self._prepare_within_s:g} s"
         except OSError as error:
             self.reason = f"the worker could not be started: {error}"
 

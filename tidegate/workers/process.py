@@ -179,6 +179,7 @@ class WorkerProcess:
         cores: that it may run on; empty: all that this process may.
         share_from_bytes: payloads from this size on lie in shared memory.
         sandbox: whether the child gives up network and disk (`sandbox.py`).
+        on_spawn: called with its pid when the process is there, before it has imported anything.
     """
 
     def __init__(
@@ -189,7 +190,9 @@ class WorkerProcess:
         cores: frozenset[int] = frozenset(),
         share_from_bytes: int = SHARE_FROM_BYTES,
         sandbox: SandboxMode = "auto",
+        on_spawn: Callable[[int], None] = lambda _pid: None,
     ) -> None:
+        self._on_spawn = on_spawn
         self.name = name
         self.collected_s = 0.0  # by the child's garbage collections, as far as its answers told
         self._sandbox = sandbox
@@ -360,6 +363,7 @@ class WorkerProcess:
         with theirs:
             try:
                 self._process = await self._spawn(theirs)
+                self._on_spawn(self._process.pid)
                 loop = asyncio.get_running_loop()
                 self._socket, frames = await loop.create_connection(lambda: ChildFrames(self._take), sock=ours)
             except BaseException:

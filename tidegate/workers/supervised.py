@@ -26,7 +26,7 @@ from tidegate.fleet.offers import ModelState
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
-from tidegate.workers.incarnation import Incarnation, StartWorker
+from tidegate.workers.incarnation import WARMUP_TIMEOUT_S, Incarnation, StartWorker
 
 CRASH_LOOP = 3
 HEALTHY_S = 30.0
@@ -86,6 +86,7 @@ class SupervisedWorker(Generic[W]):
         start: makes a worker of a name; entered for each incarnation.
         name_of: the name of an incarnation, by its number from 1.
         cannot_start: begins the message of a StartError.
+        prepare_within_s: how long an incarnation may load and warm.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class SupervisedWorker(Generic[W]):
         name_of: Callable[[int], str],
         backoff: Backoff,
         cannot_start: str,
+        prepare_within_s: float = WARMUP_TIMEOUT_S,
     ) -> None:
         self.state: ModelState = "loading"
         self.ready_once = asyncio.Event()
@@ -106,6 +108,7 @@ class SupervisedWorker(Generic[W]):
         self._name_of = name_of
         self._backoff = backoff
         self._cannot_start = cannot_start
+        self._prepare_within_s = prepare_within_s
         self._incarnations: set[Incarnation[W]] = set()
         self._wish: asyncio.Future[bool] | None = None
         self._replaced: asyncio.Future[bool] | None = None
@@ -118,6 +121,7 @@ class SupervisedWorker(Generic[W]):
                 self._serve(incarnation)
                 incarnation = await self._until_next(incarnation)
         finally:
+            self._settle_replacement(done=False)
             for one in self._incarnations:
                 await one.end()
 
@@ -143,6 +147,7 @@ class SupervisedWorker(Generic[W]):
             prepare=self._owner.prepare,
             end_of=self._owner.end_of,
             on_ending=lambda: self._owner.ending(incarnation),
+            prepare_within_s=self._prepare_within_s,
         )
         self._incarnations.add(incarnation)
         incarnation.begin()

@@ -25,7 +25,9 @@ class Readings:
         self.rss_bytes, self.free_bytes, self.waiting = 1.0 * GB, 4.0 * GB, False
         self.asked: list[bool] = []
         self.worker = SimpleNamespace(pid=7, generated=0, on_device=None)
-        self.replica = SimpleNamespace(workers={"w.1": self.worker}, state="ready", recycle=self.recycle)
+        self.replica = SimpleNamespace(
+            workers={"w.1": self.worker}, state="ready", recycle=self.recycle, successor_beside=True
+        )
         self.recycles = Counter[str]()
         self.watch = GeneratingRecycling(
             cast(Any, [self.replica]),
@@ -66,6 +68,15 @@ async def test_without_room_for_two_the_old_one_goes_first() -> None:
     one.free_bytes = 1.0 * GB
     async with one.watch:
         await one.leak(30, 0.02 * GB)
+    assert one.asked == [False]
+
+
+@on_virtual_time
+async def test_one_that_takes_its_whole_device_has_no_successor_beside_it() -> None:
+    one = Readings()
+    one.replica.successor_beside = False
+    async with one.watch:
+        await one.leak(30, 0.05 * GB)
     assert one.asked == [False]
 
 

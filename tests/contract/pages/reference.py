@@ -1,6 +1,7 @@
 """`docs/configuration-reference.md` is written from the configuration models, and a test holds it to them.
 
-    python -m tests.contract.pages.reference          write it anew, after a key, a default or a description changed
+    python -m tests.contract.pages.reference          write it anew, after a key, a default or a description changed,
+                                                      and with it docs/cli-reference.md (cli_reference.py)
 
 A section that several processes have in common stands once, at the end; another one stands after its process's keys.
 """
@@ -16,6 +17,7 @@ from typing import Any, Final
 from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
+from tests.contract.pages import cli_reference
 from tests.contract.pages.keys import REQUIRED, ROLES, Key
 from tests.contract.pages.keys import keys as keys_of
 from tests.contract.pages.text import resolve
@@ -155,8 +157,9 @@ def _bounds(schema: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    resolve(PAGE).write_text(page(), encoding="utf-8")
-    sys.stdout.write(f"{PAGE} is written\n")
+    for path, text in ((PAGE, page()), (cli_reference.PAGE, cli_reference.page())):
+        resolve(path).write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path} is written\n")
 
 
 if __name__ == "__main__":

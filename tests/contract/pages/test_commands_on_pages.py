@@ -15,6 +15,7 @@ from functools import cache
 import click
 import pytest
 
+from tests.contract.pages import cli_reference, reference
 from tests.contract.pages.text import CHANGELOG, Piece, blocks, deployed, inline_code, pages, read
 from tests.contract.surface.declared import COMMANDS, loaded
 from tests.contract.surface.record import recorded
@@ -123,10 +124,18 @@ def test_every_command_that_is_shown_exists_with_its_options() -> None:
     assert len({one.page for one in found}) > 100, "examples of pages, deploy/ and the code are read"
 
 
+def test_the_reference_has_every_command_with_its_options_as_help_tells_them() -> None:
+    written = read(cli_reference.PAGE)
+    assert written == cli_reference.page(), f"commands have changed; write the page anew: {reference.COMMAND}"
+    assert len(re.findall(r"(?m)^## tidegate ", written)) > 70
+    assert "| `--config FILE` |" in written.partition("\n## tidegate gateway\n")[2].partition("\n## ")[0]
+
+
 def test_every_option_that_prose_names_exists() -> None:
     """Of any command: prose often leaves the command out. Those of benches and of containers are another's."""
     known = {name for line in [*recorded("cli"), *recorded("pytest_plugin")] for name in re.findall(r"--[a-z-]+", line)}
-    others = {"--rows", "--first-seed", "--shm-size", "--help", "--strict", "--quick", "--record", "--set"}
+    others = {"--rows", "--first-seed", "--shm-size", "--help", "--strict", "--quick", "--record", "--set", "--store"}
+    others.add("--save")  # of redis-server
     named = {
         (code.place, option)
         for page in pages()

@@ -34,6 +34,7 @@ TABLES = {
     ("docs/configuration.md", "max_in_flight"): ("gateway", ""),
     ("docs/degradation.md", "target_attainment"): ("gateway", "scaling."),
     ("docs/edge-device.md", "threads"): ("edge", ""),
+    ("docs/generating-models.md", "use"): ("pool", "vllm."),
     ("docs/offline.md", "store.max_bytes"): ("edge", ""),
     ("docs/security.md", "max_body_bytes"): ("gateway", "limits."),
 }

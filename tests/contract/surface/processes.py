@@ -24,10 +24,16 @@ from edge_agent.offline.routes import device_routes as edge_routes
 from edge_agent.serving.metrics import EdgeMetrics
 from gateway.app import Gateway
 from gateway.catalog import Catalog
+from gateway.core.agreement.agreement_watch import AgreementWatch, AnswerSource, ShadowedAnswer
+from gateway.core.agreement.expectation import AgreementTerms
+from gateway.core.agreement.shadow_budget import ShadowBudget
+from gateway.core.estimate.token_calibration import TokenCalibration
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
 from gateway.core.health.degradation import Condition
+from gateway.core.history.recorder import FlightRecorder
+from gateway.core.response_cache.response_cache import CacheLimits, ResponseCache
 from gateway.core.versions.canary import CanaryRollout, DocumentRevisions, RolloutSpec
 from gateway.core.versions.traffic_split import TrafficSplit, TrafficSplits
 from gateway.default_versions import DefaultVersions
@@ -43,10 +49,17 @@ from gateway.observe.scaling import ScalingWatch, scaling_families
 from gateway.observe.trace_sampling import TraceSampler
 from gateway.operate.admin import admin_routes
 from gateway.operate.admin_routes import operator_routes
+from gateway.operate.agreement_report import agreement_families, agreement_routes
+from gateway.operate.cache_report import cache_families
 from gateway.operate.devices import device_routes
 from gateway.operate.log_levels import log_level_routes
 from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
+from gateway.serving.disagreements import Disagreements
+from gateway.serving.known_answers import CacheTerms, KnownAnswers
+from gateway.serving.shadowing import Shadowing
+from gateway.workers.messages import Member
+from gateway.workers.overview import process_families
 from tests.cloud_pool.workers.test_health_controller import watched
 from tests.support.gateway.app import configured
 from tests.support.gateway.doors import admission_of
@@ -75,7 +88,8 @@ from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, R
 MODEL: Final = "minilm"
 ASKED: Final = (
     "/v1/state", "/v1/fleet?all=1", "/v1/log-level", "/v1/versions", "/v1/rollouts", "/v1/rollouts/ID", "/v1/devices",
-    "/v1/ingested", "/debug/decisions", "/debug/decisions?id=id-1", "/debug/conditions", "/scaling",
+    "/v1/ingested", "/v1/agreement", "/v1/disagreements",
+    "/debug/decisions", "/debug/decisions?id=id-1", "/debug/conditions", "/scaling",
 )  # fmt: skip
 
 
@@ -99,11 +113,20 @@ def _families(families: Iterable[Metric]) -> dict[str, str]:
 
 def _of_a_gateway() -> list[Metric]:
     fleet, call = fleet_of(edge_a=variant(), pool_main=variant()), _call()
-    counted = GatewayMetrics(fleet, admission_of(4), version_of=lambda _: "1", calibration_error=lambda: 0.1)
+    counted = GatewayMetrics(
+        fleet,
+        admission_of(4),
+        version_of=lambda _: "1",
+        calibration_error=lambda: 0.1,
+        token_calibration=TokenCalibration(),
+    )
     tracing = TraceSampler(
         TracingConfig(endpoint="http://127.0.0.1:4318"), cast(Any, SimpleNamespace(counts={"queued": 1}))
     )
     counted.add(lambda: [condition_family(fleet), *scaling_families(_busy()), *trial_families(_on_trial())])
+    counted.add(lambda: agreement_families(run(_shadowing())))
+    counted.add(lambda: cache_families(_known_answers()))
+    counted.add(lambda: process_families([Member("worker-1", "worker")]))
     counted.add(tracing.families)
     counted.add(lambda: loop_families(LoopLag()))
     counted.began(call)
@@ -112,6 +135,23 @@ def _of_a_gateway() -> list[Metric]:
     counted.ended(call, Overloaded("full"), NOW + 0.07)
     counted.landed(request_record())
     return list(Exposition(counted.collect).own())
+
+
+def _known_answers() -> KnownAnswers:
+    defaults = DefaultVersions(Catalog(()), fleet_of())
+    cache = ResponseCache(2**20, {MODEL: CacheLimits(60.0, 2**20)})
+    known = KnownAnswers(
+        cache,
+        CacheTerms(2**20, shares_tenants=False),
+        defaults,
+        FlightRecorder(1),
+        demanded=lambda _call: "",
+        on_trial=lambda _call: False,
+        is_drifting=lambda *_source: False,
+    )
+    known.outcomes[MODEL, "hit"] += 1
+    known.kept[MODEL, "kept"] += 1
+    return known
 
 
 async def _of_a_pool() -> list[Metric]:
@@ -175,10 +215,12 @@ async def _routes() -> dict[str, Any]:
             rollouts=lambda: (),
             others=lambda _now: [],
             trials=gateway.trials,
+            peers=gateway.peers,
         )
         admin = [
             *operators,
             *trial_routes(gateway.trials),
+            *agreement_routes(None),
             *intake_routes(stand_in),
             *rollout_routes(stand_in, stand_in, ()),
             *ingest_routes(stand_in),
@@ -255,6 +297,7 @@ async def _answers() -> dict[str, Any]:
             },
             document=lambda _: None,
             newest_revision=lambda _: 0,
+            lease=SimpleNamespace(conductor="main"),
         )
         rollouts.all["ID"].advance(1.0)
         rollouts.all["ID"].pause("operator")
@@ -269,6 +312,7 @@ async def _answers() -> dict[str, Any]:
             *trial_routes(gateway.trials),
             *rollout_routes(cast(Any, rollouts), cast(Any, road), ("http://main",)),
             *ingest_routes(cast(Any, _Ingest())),
+            *agreement_routes(await _shadowing()),
             *watch.routes(),
         ]
         app = web.Application()
@@ -296,6 +340,18 @@ def _furnish(gateway: Gateway) -> None:
     gateway.trials.defaults.splits = TrafficSplits({"echo": TrafficSplit("3", "4", share=0.1)})
     gateway.trials.watched["echo"] = TrialFigures()
     gateway.trials.watched["echo"].agreement.record([0.99, 0.5], [True, False], classes=False)
+
+
+async def _shadowing() -> Shadowing:
+    """A device whose answers drift, and one answer in the work list."""
+    watch, worklist = AgreementWatch(), Disagreements(10)
+    source, terms = AnswerSource("edge/a", "echo", "3", "int8"), AgreementTerms("cosine", "y", 0.02)
+    answer = ShadowedAnswer(source, "pool/main's fp32", 0.9, terms, 2, "tokens")
+    for _ in range(30):
+        watch.record(answer, NOW)
+    await worklist.keep(answer, (Tensor("x", Datatype.FP32, (1,), bytes(4)),))
+    outcomes = {("echo", "compared"): 30}
+    return cast(Any, SimpleNamespace(watch=watch, worklist=worklist, budget=ShadowBudget(0.02), outcomes=outcomes))
 
 
 def _device() -> DeviceView:

@@ -45,6 +45,7 @@ import tidegate.engines.paced
 import tidegate.engines.torch_packed
 import tidegate.fleet.messages
 import tidegate.fleet.offers
+import tidegate.fleet.pool_messages
 import tidegate.fleet.reported
 import tidegate.fleet.stored
 import tidegate.metrics.sharing
@@ -56,6 +57,7 @@ import tidegate.oip.http.json_data
 import tidegate.openai.embeddings
 import tidegate.rollout.desired
 import tidegate.rollout.golden
+import tidegate.rollout.golden_prompts
 import tidegate.rollout.plan
 import tidegate.rollout.signing
 import tidegate.security.attestation.measurement
@@ -65,7 +67,8 @@ import tidegate.tools.delivery.order
 import tidegate.workers.channel
 from simulator.scenarios.scenario_file import SCENARIOS
 from tidegate.fleet.messages import MAX_BYTES, MAX_COMMAND_BYTES
-from tidegate.fleet.topics import QOS, RETAINED, DeviceTopic, StoredTopic, Topics
+from tidegate.fleet.pool_messages import MAX_POOL_BYTES
+from tidegate.fleet.topics import QOS, RETAINED, DeviceTopic, PoolTopic, StoredTopic, Topics
 from tidegate.link import streams
 from tidegate.netsim.links.profile import LinkProfile
 from tidegate.netsim.proxy.scenario import PROFILES
@@ -80,6 +83,8 @@ STRUCTURES: Final[Mapping[str, Any]] = {
     "MQTT hb": tidegate.fleet.messages.Heartbeat,
     "MQTT death": tidegate.fleet.messages.Death,
     "MQTT gw state": tidegate.fleet.messages.GatewayState,
+    "MQTT pool state": tidegate.fleet.pool_messages.PoolState,
+    "MQTT pool death": tidegate.fleet.pool_messages.PoolDeath,
     "MQTT cmd": tidegate.fleet.messages.Command,
     "MQTT reported": tidegate.fleet.reported.Reported,
     "MQTT evt and res": tidegate.fleet.stored.Forwarded | tidegate.fleet.stored.Inquiry,
@@ -95,6 +100,7 @@ STRUCTURES: Final[Mapping[str, Any]] = {
     "rollout order": gateway.delivery.rollouts.order.RolloutOrder,
     "rollout state": gateway.core.versions.canary.CanaryState,
     "rollout golden cases": tidegate.rollout.golden.Golden,
+    "rollout golden prompts": tidegate.rollout.golden_prompts.GoldenPrompts,
     "rollout device that is listed": tidegate.tools.delivery.order.ListedDevice,
     "device rollout journal": edge_agent.delivery.journal.JournalContent,
     "device rollout": edge_agent.core.rollout_machine.Rollout,
@@ -295,12 +301,14 @@ def headers() -> dict[str, Any]:
             "receipt": topics.receipt("DEVICE"),
             "gateway's state": topics.gateway_state("GATEWAY"),
             "gateway's heartbeat": topics.gateway_heartbeat("GATEWAY"),
+            **{f"pool's {kind}": topics.pool("POOL", kind) for kind in PoolTopic},
+            "subscribed by gateways, pools": [f"{name} qos {qos}" for name, qos in topics.of_pools],
             "subscribed by gateways": [f"{name} qos {qos}" for name, qos in topics.for_gateways],
             "subscribed by gateways, stored": [f"{name} qos {qos}" for name, qos in topics.stored_for("GATEWAY")],
             "subscribed by devices": [f"{name} qos {qos}" for name, qos in topics.for_device("DEVICE")],
             "subscribed for rollouts": [f"{name} qos {qos}" for name, qos in topics.for_rollout("DEVICE", ("GROUP",))],
         },
-        "message": {**limits, "cmd": f"at most {MAX_COMMAND_BYTES} bytes"},
+        "message": {**limits, "cmd": f"at most {MAX_COMMAND_BYTES} bytes", "pool": f"at most {MAX_POOL_BYTES} bytes"},
         "refusal": {error.code: _refusal(error) for error in ERRORS},
     }
 

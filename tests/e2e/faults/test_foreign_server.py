@@ -33,7 +33,9 @@ SMALL = 128  # units: an edge still makes it once the stall is known
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
     folder = tmp_path_factory.mktemp("foreign")
-    with Matrix(folder, partial(paced, edges=3), modules=MODULES, foreign=True) as running:
+    # Where the bill weighs little, so that the pool gets what edges can do as well, and it can be seen to move.
+    gateway = {"cost_weight": 3.0}
+    with Matrix(folder, partial(paced, edges=3), gateway=gateway, modules=MODULES, foreign=True) as running:
         running.warm_up(4.0)
         yield running
 

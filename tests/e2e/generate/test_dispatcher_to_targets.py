@@ -18,9 +18,8 @@ from cloud_pool.config import PoolConfig
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
-from gateway.config.gateway import GatewayConfig
 from gateway.config.targets import TargetConfig
-from tests.support.gateway.app import until
+from tests.support.gateway.app import config_over, until
 from tests.support.models.talking import talker_repository
 from tidegate import clock
 from tidegate.config import load
@@ -81,16 +80,7 @@ async def fleet(folder: Path, **pace: Any) -> AsyncIterator[Fleet]:
             TargetConfig(name="till", tier="edge", address=edge.addresses["grpc"]),  # type: ignore[call-arg]
             TargetConfig(name="pool", tier="pool", address=pool.address),  # type: ignore[call-arg]
         )
-        config = GatewayConfig(  # type: ignore[call-arg]
-            model_repository=models,
-            targets=targets,
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
-            admin_port=0,
-            advertised_networks=("127.0.0.0/8",),
-        )
-        gateway = await enter(Gateway(config))
+        gateway = await enter(Gateway(config_over(models, *targets)))
         await gateway.static_targets_tried(30.0)
         yield Fleet(gateway, edge, pool)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
+from tests.support.gateway.app import until
+from tests.support.gateway.edge_pair import EdgePair, edge_pair
 from tests.support.models.tiny_llama import CONTEXT
 from tidegate import clock
 from tidegate.config import load
@@ -103,3 +107,41 @@ async def test_a_pool_serves_what_transformers_generates(models: Path) -> None:
     keys = {"grpc_port": 0, "model_repository": models, "device": "cpu", "threads": 1, "warmup_budget_s": 2.0}
     async with PoolApp(load(PoolConfig, **keys), draw=lambda: 0.1) as app:
         await served(app)
+
+
+async def asked(one: EdgePair, sampling: Sampling, *, kill_after: int = 0) -> tuple[list[int], Reply]:
+    """An answer through the gateway; the worker that makes it is killed after so many tokens."""
+    now, stream = clock.now(), TokenStream(window=4)
+    request = infer_request("tiny", GenerateRequest(PROMPT, 120, sampling, ignore_stop=True))
+
+    async def infer() -> Reply:
+        try:
+            return await one.gateway.dispatcher.infer(Call(request, "oip-grpc", now, now + 60.0, tokens=stream))
+        finally:
+            stream.end()
+
+    asking, ids = asyncio.create_task(infer()), list[int]()
+    while taken := await stream.take():
+        ids += [id for batch in taken for id in batch.ids]
+        if 0 < kill_after <= len(ids):
+            kill_after = 0
+            (lost,) = one.busy
+            os.kill(one.worker(lost), signal.SIGKILL)
+    return ids, await asking
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, 0.9, 0, seed=11)], ids=["greedy", "seeded"])
+async def test_an_answer_whose_edge_dies_is_the_one_that_it_would_have_given(
+    models: Path, tmp_path: Path, sampling: Sampling
+) -> None:
+    async with edge_pair(tmp_path, models) as one:
+        whole, _ = await asked(one, sampling)
+        for kill_after in (9, 40, 77):
+            await until(lambda: len(list(one.gateway.fleet.offered("tiny", "1"))) == 2)
+            ids, reply = await asked(one, sampling, kill_after=kill_after)
+            assert ids == list(ids_of(reply.response.outputs[0])) == whole
+            assert reply.route is not None
+            (resumed,) = reply.route.resumed
+            assert resumed.grade == "exact" and kill_after <= resumed.at <= kill_after + 8
+            usage = usage_of(reply.response)
+            assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), 120)

@@ -1,4 +1,4 @@
-"""The guide `docs/forty-devices.md` and README's install are followed to the letter, on machines of their own.
+"""The guide `docs/forty-devices.md` is followed to the letter, with `docs/edge-device.md`, on machines of their own.
 
 A machine is a set of namespaces: its own /etc, /opt, /var/lib, processes, and a network that all of them share. Every
 command comes from the documents' code blocks. Two things are not what they are elsewhere: the virtual environment in
@@ -23,6 +23,7 @@ import psutil
 import pytest
 
 from tests.support.mqtt.brokers import MOSQUITTO
+from tests.support.processes import has_ended
 from tidegate import clock
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -91,7 +92,7 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 def install_block() -> str:
-    return next(one for one in blocks("README.md", "") if one.startswith(VENV))
+    return next(one for one in blocks("docs/edge-device.md", "") if one.startswith(VENV))
 
 
 class Machine:
@@ -154,7 +155,7 @@ class Machine:
     def units(self) -> list[psutil.Process]:
         """What runs there, but for the machine's own first process."""
         found = psutil.Process(self._holder.pid).children()[0].children(recursive=True)
-        return [one for one in found if one.status() != psutil.STATUS_ZOMBIE]
+        return [one for one in found if not has_ended(one)]
 
     def users_of_the_unit(self) -> set[str]:
         return {str(one.uids().real) for one in self.units()}

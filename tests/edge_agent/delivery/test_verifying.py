@@ -6,19 +6,25 @@ import asyncio
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from edge_agent.delivery.failures import WorkFailed
 from edge_agent.delivery.model_store import ModelStore
 from edge_agent.delivery.verifying import verify
+from tests.support.models.artefacts import artefact_of
 from tests.support.models.generative import talker
 from tests.support.models.talking import save_talker
+from tidegate.generate.teacher_forcing import KnownAnswer
 from tidegate.models.manifest import ArtefactFile, Manifest
 from tidegate.models.repository import Repository, RepositoryError, save_manifest
 from tidegate.models.trust import TRUSTED
+from tidegate.rollout.golden import encode_golden
+from tidegate.rollout.golden_prompts import GoldenPrompts, encode_prompts
 from tidegate.rollout.plan import Artefact, ModelPlan, Probe
 from tidegate.tools.delivery.files import LocalArtefact, files_of
+from tidegate.types import Datatype
 
 NAMES = {"generation.yaml", "weights.bin", "tokenizer.json", "chat_template.jinja"}
 
@@ -82,10 +88,21 @@ def test_a_generating_model_needs_its_variants_files_its_tokenizer_and_its_templ
         assert f"the plan has no file '{name}'" in checked(changed, store)
 
 
-def test_golden_cases_are_refused_as_they_would_not_be_run(tmp_path: Path) -> None:
+def test_golden_prompts_have_to_fit_the_model(tmp_path: Path) -> None:
     manifest = talker_with_files(tmp_path / "models")
     store, plan = arrived(tmp_path / "store", files_of(Repository(tmp_path / "models"), manifest))
-    assert "leave `golden` out" in checked(replace(plan, probe=Probe(golden=plan.files[0])), store)
+    assert manifest.generative is not None
+    good = GoldenPrompts(manifest.generative.vocabulary, "paced", (KnownAnswer((5,), (6, 7)),))
+    cases = encode_golden([({"x": np.ones((1, 3), np.float32)},) * 2], {"x": Datatype.FP32})
+    for raw, words in (
+        (encode_prompts(good), ""),
+        (encode_prompts(replace(good, vocabulary="0" * 64)), "golden: they are of the vocabulary 000000000000"),
+        (cases, "golden: no golden prompts: "),
+    ):
+        golden = artefact_of("golden.msgpack", raw)
+        store.path(golden.sha256).write_bytes(raw)
+        found = checked(replace(plan, probe=Probe(golden=golden)), store)
+        assert words in found if words else not found
 
 
 def test_a_version_whose_files_are_not_all_there_is_not_shipped(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from edge_agent.device.sensors import Sensors
 from edge_agent.device.worker_priority import worker_starter
-from edge_agent.serving.costs import MOST, MeasuredCosts
 from tests.support.edge.rollouts import eventually
 from tests.support.models.tiny_models import tiny_repository
 from tidegate import clock
@@ -23,6 +22,7 @@ from tidegate.models.manifest import Manifest, Variant
 from tidegate.outcome import Overloaded
 from tidegate.runtime.process import StartError
 from tidegate.types import Call, Datatype, InferRequest, Tensor
+from tidegate.workers.warming.measured_costs import MOST, MeasuredCosts
 
 pytestmark = pytest.mark.slow
 

@@ -17,12 +17,14 @@ from rich.console import Console
 from gateway.app import Gateway
 from gateway.commands.explain import explain
 from gateway.commands.explain import in_full as show_in_full
+from gateway.core.history.recorder import AnswerRecord
 from gateway.operate.explanation import explanation_json
 from tests.support.gateway.app import BODY, INFER, TRIALS, Far, ask, configured, gateway_for, running, target, until
-from tests.support.gateway.flowns import answered, given, request_record
+from tests.support.gateway.flowns import answered, given, request_record, went
 from tests.support.gateway.targets import GROWING_S
 from tidegate.generate.usage import Usage
 from tidegate.outcome import Overloaded
+from tidegate.types import Resumed, Route
 
 pytestmark = pytest.mark.slow
 
@@ -70,7 +72,7 @@ async def test_a_request_is_found_by_its_callers_id_and_shown_in_full(tmp_path: 
     assert numbers["edge/attic"]["price"] == 0.01 and numbers["pool/main"]["price"] == 1.0
     assert numbers["edge/attic"]["trust"] == 1.0
     assert {"chance", "calibrated", "harm", "value"} <= set(numbers["edge/attic"])
-    assert told["prices"] == {"edge": 0.01, "pool": 1.0, "metered_byte": 4e-06, "scarcity": 1.0}
+    assert told["prices"] == {"edge": 0.01, "pool": 1.0, "site": 0.01, "metered_byte": 4e-06, "scarcity": 1.0}
     assert (told["outcome"], told["stages_ms"]["compute"]) == ("ok", 5.0)
 
 
@@ -209,6 +211,20 @@ async def test_stages_add_up_to_the_latency_of_late_hedged_failed_and_refused_re
     assert all(one["ended"] == ("no answer in time" if one["tried"] else "refused") for one in failed)
     assert everyone[1]["tried"] and "refused" not in in_full.lower()
     assert "unanswered" in in_full and "in hindsight: " in in_full and "in all" in in_full
+
+
+def test_a_generation_that_was_gone_on_with_says_why_and_why_its_text_may_be_another() -> None:
+    resumed = Resumed("edge/a", "pool/main", at=57, gap_s=0.212, grade="continued", why="stalled", because="of a rule")
+    notes = [
+        *went(0, "edge/a", 0.0, ends=0.3, what="failed", words="unreachable: silent"),
+        *answered(1, "pool/main", 0.3),
+    ]
+    end = AnswerRecord(1, Route("pool/main", "resumed", "bf16", attempts=2, resumed=(resumed,)))
+    screen = Console(width=160, file=StringIO())
+    show_in_full(explanation_json(request_record(notes=notes, end=end, reasons=("cheapest", "resumed"))), screen)
+    shown = " ".join(screen.file.getvalue().split())  # type: ignore[attr-defined]  # it is the one above
+    assert "gone on with after 57 tokens: edge/a (stalled) to pool/main, 212 ms without a token" in shown
+    assert "continued, since of a rule" in shown
 
 
 def test_a_generations_end_has_its_tokens_and_what_they_took() -> None:

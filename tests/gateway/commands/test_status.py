@@ -1,10 +1,12 @@
-"""`tidegate status` says which targets' workers have the network or the disk, and why."""
+"""`tidegate status` in words: what workers' sandboxes lack, the gateways beside this one, targets that are down."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gateway.commands.status import sandbox_lines
+from rich.console import Console
+
+from gateway.commands.status import gateway_lines, sandbox_lines, targets_table
 
 
 def target(id: str, *sandboxes: str | None) -> dict[str, Any]:
@@ -32,3 +34,22 @@ def test_where_all_sandboxes_are_whole_one_line_says_so_and_where_nothing_is_kno
         "workers without network and disk on 2 of 2 targets"
     ]
     assert sandbox_lines([target("pool/old", None), target("edge/x")]) == []
+
+
+def test_a_name_that_two_gateways_have_is_said_though_no_other_is_seen() -> None:
+    alone: dict[str, Any] = {"count": 1, "others": []}
+    assert gateway_lines(alone) == []
+    (line,) = gateway_lines({**alone, "has_namesake": True})
+    assert "another one has this one's name" in line and "change `name`" in line
+
+
+def test_a_long_reason_leaves_room_for_the_name_of_its_target() -> None:
+    down = {
+        "state": "down",
+        "reason": "it does not accept this gateway's key (401): " + "its operator has to set it " * 3,
+    }
+    rest = {"address": "http://h:1", "transport": "openai", "models": [], "rtt_ms": 1.0, "queued": 0, "in_flight": 0}
+    told = Console(width=150)
+    with told.capture() as caught:
+        told.print(targets_table([{"id": "edge/desk", **down, **rest}]))
+    assert "edge/desk" in caught.get() and "http://h:1" in caught.get()

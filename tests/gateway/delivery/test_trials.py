@@ -20,6 +20,7 @@ from gateway.layers.versions import FIRST_FLIGHT, versions
 from gateway.operate.trial_report import trial_families, trial_rows
 from tests.support.gateway.fleets import fleet_of, offer, spec
 from tests.support.loop import on_virtual_time, settle
+from tests.support.models.generative import TALKER
 from tests.support.models.tiny_models import double_manifest
 from tidegate import clock
 from tidegate.arrays import array_to_tensor
@@ -239,3 +240,20 @@ def test_only_outputs_that_both_have_and_that_are_vectors_are_compared() -> None
     assert compare_outputs(one, InferResponse("double", "2", ())) == ([], [])
     ids = array_to_tensor("y", np.array([[1, 2]]), Datatype.INT64)
     assert compare_outputs(one, InferResponse("double", "2", (ids,))) == ([], [])
+
+
+@on_virtual_time
+async def test_answers_that_are_generated_are_not_compared_and_their_versions_may_be_on_trial() -> None:
+    fleet = fleet_of()
+    for version in ("1", "2"):
+        fleet.add(spec(f"edge/{version}"), clock.now())
+        one = replace(offer(), name="talker", version=version)
+        fleet.fold(LinkUp(f"edge/{version}", f"edge/{version}", 1, (one,)), clock.now())
+    defaults = DefaultVersions(Catalog([TALKER, replace(TALKER, version="2")]), fleet)
+    one = Trials(None, defaults, lambda: 0.5, lambda: False)
+    with pytest.raises(
+        InvalidSplit, match=r"talker generates: .* Leave --compare out; .* `tidegate model golden talker`"
+    ):
+        await one.begin("talker", SplitRequest("2", standing="1", share=0.2, compare=0.1))
+    await one.begin("talker", SplitRequest("2", standing="1", share=0.2))
+    assert one.splits.split["talker"].share == 0.2

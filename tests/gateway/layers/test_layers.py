@@ -172,13 +172,13 @@ async def test_observers_hear_of_every_beginning_and_end_once() -> None:
 # the access log is an observer
 
 
-def logged(*, ended: BaseException | None = None, reply: Reply = REPLY) -> dict[str, Any]:
+def logged(*, ended: BaseException | None = None, reply: Reply = REPLY, **budgets: float) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     log = AccessLog(
         lambda call: WorkDescription("tokens", 23.0, "cheap", 2.0),
         lambda event, **fields: lines.append({"event": event, **fields}),
     )
-    one = Call(InferRequest("minilm", (), id="7"), "oip-http", 10.0)
+    one = Call(InferRequest("minilm", (), id="7"), "oip-http", 10.0, **budgets)  # type: ignore[arg-type]
     if ended is None:
         log.answered(one, reply, 10.0125)
     else:
@@ -193,6 +193,9 @@ def test_a_generations_line_has_its_tokens_and_how_fast_they_came() -> None:
     )
     expected = {"prompt_tokens": 31, "cached_tokens": 24, "completion_tokens": 11, "finish_reason": "stop"}
     assert logged(reply=streamed).items() >= {**expected, "first_token_ms": 2.5, "tokens_per_s": 1000.0}.items()
+    budgets = logged(reply=streamed, ttft_s=0.002, tpot_s=0.05)
+    assert (budgets["ttft_budget_ms"], budgets["ttft_kept"]) == (2.0, False)
+    assert (budgets["tpot_budget_ms"], budgets["tpot_kept"]) == (50.0, True)
     whole = logged(reply=msgspec.structs.replace(streamed, first_token_s=None))
     assert whole.items() >= expected.items()
     assert not whole.keys() & {"first_token_ms", "tokens_per_s"}

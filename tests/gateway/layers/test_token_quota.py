@@ -10,28 +10,43 @@ from msgspec.structs import replace
 
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.tenants import TenantQuotas, TenantSpec
+from gateway.core.admission.token_forecast import TokenForecast
 from gateway.layers.authenticate import authenticate
+from gateway.layers.token_reservation import DRAW
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW
 from tests.support.loop import on_virtual_time, settle
 from tests.support.models.generative import GENERATIVE
 from tidegate.generate.request import GenerateRequest, infer_request
 from tidegate.generate.token_stream import TokenStream
-from tidegate.generate.usage import Usage, usage_parameters
+from tidegate.generate.usage import SPENT, FinishReason, Usage, usage_parameters
 from tidegate.outcome import Overloaded, Unreachable
 from tidegate.token_sink import TokenBatch
 from tidegate.types import Call, InferResponse, Reply
 
 CALL = Call(infer_request("talker", GenerateRequest((1,) * 20, 80)), "openai", NOW, tenant="acme")
-REPLY = Reply(InferResponse("talker", "1", (), parameters=usage_parameters(Usage("stop", 20, 10))))
 Inner = Callable[[Call], Awaitable[Reply]]
+
+
+def answer_of(tokens: int, reason: FinishReason = "stop") -> Reply:
+    return Reply(InferResponse("talker", "1", (), parameters=usage_parameters(Usage(reason, 20, tokens))))
+
+
+REPLY = answer_of(10)
+
+
+def forecast(call: Call) -> TokenForecast:
+    """Of answers that have 5 tokens more often than not."""
+    most = call.request.parameters.get("max_tokens", GENERATIVE.default_max_tokens)
+    assert isinstance(most, int)
+    return TokenForecast(20, min(5.0, most), min(most, GENERATIVE.context - 20))
 
 
 def limited(inner: Inner) -> tuple[Inner, Callable[[], float]]:
     """The layer before `inner`, of a tenant with 120 tokens; and what it has left."""
     admission: Admission = admission_of()
     admission.tenants = TenantQuotas({"acme": TenantSpec(tokens_per_s=2.0)})
-    layer = authenticate(admission, lambda: NOW, lambda _request: GENERATIVE)
+    layer = authenticate(admission, lambda: NOW, forecast)
     return layer(inner), lambda: admission.tenants.of("acme").tokens.available(NOW)
 
 
@@ -116,3 +131,49 @@ async def test_a_caller_who_leaves_pays_for_what_it_was_sent_or_for_all(streamed
     with pytest.raises(asyncio.CancelledError):
         await task
     assert left() == left_over
+
+
+@on_virtual_time
+async def test_a_stream_reserves_what_is_expected_and_draws_more_as_it_goes_on() -> None:
+    seen: list[float] = []
+
+    async def inner(call: Call) -> Reply:
+        assert call.tokens is not None
+        call.tokens.started(20, 0)
+        seen.append(left())
+        for token in range(10):
+            call.tokens.put(TokenBatch(token, (token,)))
+        seen.append(left())
+        return answer_of(10)
+
+    service, left = limited(inner)
+    await service(replace(CALL, tokens=TokenStream()))
+    assert seen == [120.0 - 25, 120.0 - 25 - DRAW]
+    assert left() == 120.0 - 30
+
+
+@on_virtual_time
+async def test_a_stream_is_cut_where_nothing_is_left_and_pays_for_what_came_and_no_more() -> None:
+    cut: list[str] = []
+
+    async def inner(call: Call) -> Reply:
+        assert call.tokens is not None
+        call.tokens.started(20, 0)
+        try:
+            for token in range(1000):
+                call.tokens.put(TokenBatch(token, (token,)))
+                await settle()
+        except asyncio.CancelledError as error:
+            cut.append(error.args[0])
+            task = asyncio.current_task()
+            assert task is not None
+            task.uncancel()
+            return answer_of(stream.received, "length")
+        raise AssertionError("it was not cut")
+
+    stream = TokenStream(window=10_000)
+    service, left = limited(inner)
+    await service(replace(CALL, tokens=stream, request=replace(CALL.request, parameters={"max_tokens": 1000})))
+    assert cut == [SPENT]
+    assert 100 - DRAW < stream.received <= 101, "all that was left of 120 but for less than a draw, and one token more"
+    assert left() == pytest.approx(max(0.0, 120.0 - 20 - stream.received))

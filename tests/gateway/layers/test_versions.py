@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from msgspec.structs import replace
 
@@ -10,6 +12,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.versions.default_version import KnownVersions
 from gateway.default_versions import DefaultVersions
+from gateway.layers.stack import Service
 from gateway.layers.versions import FIRST_FLIGHT, versions
 from tests.gateway.layers.test_layers import REPLY, answers, call
 from tests.support.gateway.fleets import fleet_of, offer, spec
@@ -18,7 +21,8 @@ from tests.support.models.tiny_models import double_manifest
 from tidegate import clock
 from tidegate.fleet.offers import ModelState
 from tidegate.models.manifest import Cost
-from tidegate.outcome import InvalidRequest, NothingAlive, ServeError, Unreachable
+from tidegate.outcome import InvalidRequest, ModelNotFound, NothingAlive, ServeError, Unreachable
+from tidegate.token_sink import TokenBatch
 from tidegate.types import Call, InferRequest, Reply
 
 ONE = double_manifest()
@@ -204,3 +208,101 @@ def test_a_shipped_version_is_known_by_name_and_is_not_the_latest() -> None:
     catalog.ship([replace(ONE, name="new", version="7")])
     assert catalog.manifest("new").version == "7"
     assert catalog.several("double") is known, "what is derived from it stays good"
+
+
+class Collected:
+    """A caller's sink."""
+
+    def __init__(self) -> None:
+        self.window = 64
+        self.ids: list[int] = []
+
+    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
+        assert not self.ids
+
+    def put(self, batch: TokenBatch) -> None:
+        assert batch.first == len(self.ids), "the text of another version"
+        self.ids += batch.ids
+
+    def on_credit(self, credit: Callable[[int], None]) -> None:
+        credit(1)
+
+
+def streaming(*, first_s: float, rest_s: float, fails: ServeError | None = None) -> tuple[Service, list[str]]:
+    """Version 2 says a token after `first_s`, and its end comes `rest_s` later; version 1 answers at once."""
+    asked: list[str] = []
+
+    async def inner(call: Call) -> Reply:
+        asked.append(call.request.model_version)
+        assert call.deadline is not None and call.deadline - call.arrived_at == pytest.approx(1.0)
+        assert call.tokens is not None and call.tokens.window == 64
+        call.tokens.on_credit(lambda _: None)
+        if call.request.model_version == "2":
+            await clock.sleep(first_s)
+        call.tokens.started(3, 0)
+        call.tokens.put(TokenBatch(0, (7,)))
+        if call.request.model_version == "2":
+            await clock.sleep(rest_s)
+            if fails is not None:
+                raise fails
+        call.tokens.put(TokenBatch(1, (8,)))
+        return REPLY
+
+    return inner, asked
+
+
+@on_virtual_time
+async def test_a_stream_that_has_begun_has_the_whole_time_also_of_a_version_that_soaks() -> None:
+    inner, asked = streaming(first_s=0.1, rest_s=0.8)
+    service = versions(siblings(fleet_with("soaking")), clock.now, lambda: 0.99, NOTHING_SET)(inner)
+    sink = Collected()
+    assert await service(replace(call(clock.now() + 1.0), tokens=sink)) is REPLY
+    assert (asked, sink.ids) == (["2"], [7, 8])
+
+
+@on_virtual_time
+async def test_a_version_that_soaks_and_says_nothing_for_long_is_left_for_the_other() -> None:
+    inner, asked = streaming(first_s=0.9, rest_s=0.0)
+    service = versions(siblings(fleet_with("soaking")), clock.now, lambda: 0.99, NOTHING_SET)(inner)
+    sink, began_at = Collected(), clock.now()
+    assert await service(replace(call(clock.now() + 1.0), tokens=sink)) is REPLY
+    assert (asked, sink.ids) == (["2", "1"], [7, 8])
+    assert clock.now() - began_at == pytest.approx(FIRST_FLIGHT)
+
+
+@pytest.mark.parametrize("error", [NothingAlive("nobody"), Unreachable("it hung up"), ModelNotFound("gone")])
+def test_no_other_version_goes_on_with_a_text_that_has_begun(error: ServeError) -> None:
+    @on_virtual_time
+    async def scenario() -> None:
+        inner, asked = streaming(first_s=0.1, rest_s=0.2, fails=error)
+        service = versions(siblings(fleet_with("soaking")), clock.now, lambda: 0.99, NOTHING_SET)(inner)
+        sink = Collected()
+        with pytest.raises(type(error), match=error.message):
+            await service(replace(call(clock.now() + 1.0), tokens=sink))
+        assert (asked, sink.ids) == (["2"], [7])
+
+    scenario()
+
+
+@on_virtual_time
+async def test_a_trial_is_told_of_a_candidate_that_says_nothing() -> None:
+    told: list[tuple[str, str]] = []
+
+    class Watching(NothingSet):
+        def tried(self, call: Call) -> str:
+            return "2"
+
+        def watches(self, call: Call) -> bool:
+            return True
+
+        def answered(self, call: Call, version: str, reply: Reply, took_s: float) -> None:
+            told.append((version, "answered"))
+
+        def failed(self, call: Call, version: str, error: BaseException, took_s: float) -> None:
+            assert isinstance(error, ServeError)
+            told.append((version, error.message))
+
+    inner, _ = streaming(first_s=0.9, rest_s=0.0)
+    service = versions(siblings(fleet_with()), clock.now, lambda: 0.0, Watching())(inner)
+    await service(replace(call(clock.now() + 1.0), tokens=Collected()))
+    assert told == [("2", "no token came within 0.6 s"), ("1", "answered")]

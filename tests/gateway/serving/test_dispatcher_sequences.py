@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from gateway.core.access.sequence_home import SequenceHomes
 from gateway.core.request.affinity import Affinity
 from tests.support.gateway.conductor import FP32, FakeTarget, Scene, target
 from tests.support.loop import on_virtual_time
@@ -23,9 +24,9 @@ TTL_S = 30.0
 class Remembering(Scene):
     """Two pools that are alike, and a model that remembers."""
 
-    def __init__(self, **takes_s: float) -> None:
+    def __init__(self, homes: SequenceHomes | None = None, **takes_s: float) -> None:
         pools = {key: target(key, takes_s=takes_s.get(key, 0.010)) for key in ("pool_a", "pool_b")}
-        super().__init__({key: (one, FP32) for key, one in pools.items()})
+        super().__init__({key: (one, FP32) for key, one in pools.items()}, homes)
         self.a, self.b = pools["pool_a"], pools["pool_b"]
 
     def _manifest(self, name: str, version: str) -> Manifest:
@@ -136,3 +137,53 @@ def test_what_is_remembered_is_bounded_in_time_and_number() -> None:
     assert affinity.home("m", 2, 20.0) is None
     assert affinity.home("other", 4, 5.0) is None
     assert repr(affinity) == "<Affinity of 2 sequences>"
+
+
+KEY = "tidegate-sequence-home"
+
+
+def echoed(call: Call, token: str, *, by: str = "header") -> Call:
+    """A step with the token that its client got."""
+    if by == "header":
+        return msgspec.structs.replace(call, headers={KEY: token})
+    parameters = {**call.request.parameters, KEY: token}
+    return msgspec.structs.replace(call, request=msgspec.structs.replace(call.request, parameters=parameters))
+
+
+@pytest.mark.parametrize("by", ["header", "parameter"])
+@pytest.mark.parametrize("busy", ["a", "b"])
+@on_virtual_time
+async def test_a_step_that_comes_to_another_gateway_goes_to_the_home_that_its_client_brings(busy: str, by: str) -> None:
+    first, second = (Remembering(SequenceHomes([b"k" * 32])) for _ in range(2))
+    first.fleet.targets[f"pool/{busy}"].queue_estimate.report(LoadReport(1, 1, 40, 1, 0.4), "link", clock.now())
+    reply = await first.take(start=True)
+    assert reply.route is not None and reply.route.served_by != f"pool/{busy}"
+    step = echoed(second.step(), reply.sequence_home, by=by)
+    answer = await second.dispatcher.infer(step)
+    assert answer.route is not None
+    assert (answer.route.served_by, answer.route.reason) == (reply.route.served_by, "bound")
+    assert answer.sequence_home, "each answer has one, with the time that the state is kept from now"
+    last = await second.dispatcher.infer(echoed(second.step(end=True), answer.sequence_home, by=by))
+    assert last.sequence_home == ""
+
+
+@on_virtual_time
+async def test_a_home_that_is_gone_is_named_and_one_of_another_sequence_is_refused() -> None:
+    first, second = (Remembering(SequenceHomes([b"k" * 32])) for _ in range(2))
+    reply = await first.take(start=True)
+    assert reply.route is not None
+    home = second.a if reply.route.served_by == "pool/a" else second.b
+    with pytest.raises(InvalidRequest, match="not signed for this sequence"):
+        await second.dispatcher.infer(echoed(second.step(8), reply.sequence_home))
+    second.fleet.remove(home.id)
+    with pytest.raises(NothingAlive, match=f"{home.id} remembers this sequence"):
+        await second.dispatcher.infer(echoed(second.step(), reply.sequence_home))
+
+
+@on_virtual_time
+async def test_without_a_key_a_token_is_neither_given_nor_passed_on() -> None:
+    scene = Remembering()
+    assert (await scene.take(start=True)).sequence_home == ""
+    await scene.dispatcher.infer(echoed(scene.step(), "anything", by="parameter"))
+    seen = [*scene.a.seen, *scene.b.seen]
+    assert len(seen) == 2

@@ -11,7 +11,8 @@ from tests.support.gateway.conductor import FP32, INT8, FakeTarget, Scene, targe
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
 from tidegate.generate.token_stream import TokenStream
-from tidegate.generate.usage import STOPPED, Usage, usage_of
+from tidegate.generate.usage import SPENT, STOPPED, Usage, usage_of
+from tidegate.oip.reply import reply_parameters
 from tidegate.outcome import DeadlineExceeded, Unreachable
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.types import Route
@@ -177,3 +178,20 @@ async def test_the_route_is_told_before_the_first_token() -> None:
     assert reply.route is not None
     assert (routes[0][0].served_by, routes[0][0].variant) == ("edge/a", reply.route.variant)
     assert len(routes) == 1 and "0 of" in routes[0][1]
+
+
+@on_virtual_time
+async def test_an_answer_that_nobody_pays_for_any_more_ends_with_what_it_has_and_says_why() -> None:
+    edge, stream = target("edge_a", takes_s=9.0), TokenStream()
+    edge.says_at_s = (0.01, 0.02, 0.03)
+    one = scene(edge, target("pool_main"))
+    answering = asyncio.create_task(one.dispatcher.infer(one.call(tokens=stream)))  # type: ignore[arg-type]
+    await clock.sleep(0.025)
+
+    await cancel_and_wait(answering, why=SPENT)
+
+    reply = answering.result()
+    assert usage_of(reply.response) == Usage("length", 31, 2, 24)
+    assert reply_parameters(reply)["tidegate-cut"] == "its tenant's tokens are used up"
+    assert edge.cancelled == 1
+    one.assert_at_rest()

@@ -159,7 +159,7 @@ def test_an_edge_foresees_what_it_then_does() -> None:
     events.run()
 
     # Of the one that runs nothing is said: it is nobody's to place any more.
-    assert foreseen == {job: pytest.approx(asked.at[job.id]) for job in jobs[1:]}
+    assert foreseen == {job: (pytest.approx(asked.at[job.id]), None) for job in jobs[1:]}
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from simulator.report.figures import MeanInterval, difference, figures, miss_rat
 from simulator.report.plot import smoothed
 from simulator.simulation import simulate
 from simulator.sweep import knee, sweep
-from simulator.world.tally import Latencies, OutcomeTally, ReliabilityTally, RequestEnd
+from simulator.world.histograms import Latencies, ReliabilityTally
+from simulator.world.tally import OutcomeTally, RequestEnd
 from tests.simulator.worlds import SMALL, edited
 from tidegate.outcome import Outcome
 

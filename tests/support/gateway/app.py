@@ -76,9 +76,14 @@ async def running(*fars: Far) -> AsyncIterator[None]:
 
 
 def configured(folder: Path, *targets: TargetConfig, **more: object) -> GatewayConfig:
+    return config_over(repository(folder), *targets, **more)
+
+
+def config_over(models: Path, *targets: TargetConfig, **more: object) -> GatewayConfig:
+    """Of a gateway that serves these models, on ports of its own."""
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "admin_port": 0}
     more.setdefault("advertised_networks", ("127.0.0.0/8",))
-    return GatewayConfig(model_repository=repository(folder), targets=targets, **ports, **more)  # type: ignore[arg-type]
+    return GatewayConfig(model_repository=models, targets=targets, **ports, **more)  # type: ignore[arg-type]
 
 
 def target(far: Far, **more: object) -> TargetConfig:

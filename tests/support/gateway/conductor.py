@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from gateway.core.access.sequence_home import SequenceHomes
 from gateway.core.placement.placer import Placer
 from gateway.serving.dispatcher import Dispatcher
 from tests.support.gateway.fleets import fleet_of, variant
@@ -16,7 +17,7 @@ from tidegate import clock
 from tidegate.fleet.offers import VariantOffer
 from tidegate.models.manifest import Manifest
 from tidegate.outcome import DeadlineExceeded
-from tidegate.token_sink import TokenBatch, TokenSink
+from tidegate.token_sink import TokenBatch, TokenObjectives, TokenSink
 from tidegate.types import Accepted, Call, Datatype, InferRequest, InferResponse, LoadReport, Reply, Tensor
 
 INT8, FP32 = variant("int8", compute_s=0.010), variant("fp32", compute_s=0.050)
@@ -45,6 +46,7 @@ class CountingTarget(ABC):
         on_accepted: Callable[[Accepted], None],
         tracestate: str = "",
         tokens: TokenSink | None = None,
+        objectives: TokenObjectives | None = None,
     ) -> Reply:
         self.under_way += 1
         self.tokens = tokens
@@ -118,10 +120,10 @@ def call(*, id: str = "7", budget_s: float = 1.0) -> Call:
 class Scene:
     """A dispatcher over fake targets that are all up."""
 
-    def __init__(self, targets: dict[str, tuple[FakeTarget, VariantOffer]]) -> None:
+    def __init__(self, targets: dict[str, tuple[FakeTarget, VariantOffer]], homes: SequenceHomes | None = None) -> None:
         self.targets = {key.replace("_", "/", 1): target for key, (target, _) in targets.items()}
         self.fleet = fleet_of(**{key: offered for key, (_, offered) in targets.items()})
-        self.dispatcher = Dispatcher(Placer(self.fleet), self.targets, self._manifest, draw=lambda: 0.5)
+        self.dispatcher = Dispatcher(Placer(self.fleet), self.targets, self._manifest, draw=lambda: 0.5, homes=homes)
 
     def _manifest(self, name: str, version: str) -> Manifest:
         return minilm()

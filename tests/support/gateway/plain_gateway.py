@@ -10,21 +10,17 @@ The rule is in force in a gateway named "plain", so that one part of a test's fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
 from typing import Final
 
-import gateway.app
 from gateway.__main__ import gateway as command
-from gateway.config.gateway import GatewayConfig
-from gateway.core.admission.admission import Admission
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
-from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision, Placer, estimate
-from gateway.core.request.hedging import DeadlineHedging, Hedge, HedgePolicy, PendingAttempt
-from gateway.placement_policy import fallback, guard, stacked
+from gateway.core.request.hedging import DeadlineHedging, Hedge, PendingAttempt
+from tests.support.gateway.other_placement import install
 from tidegate.outcome import NothingAlive
 
 NAME: Final = "plain"
@@ -70,27 +66,6 @@ class Retries(DeadlineHedging):
         return None if decision.chosen is None else Hedge(now)
 
 
-def install() -> None:
-    tidegates, stack = gateway.app.policy_of, gateway.app.placement_of
-
-    def policy(
-        config: GatewayConfig, fleet: Fleet, draw: Callable[[], float], overloaded: Callable[[], bool]
-    ) -> tuple[Placer, HedgePolicy]:
-        if config.name != NAME:
-            return tidegates(config, fleet, draw, overloaded)
-        return StaticPlacer(fleet), Retries()
-
-    def unprobed(
-        placer: Placer, fleet: Fleet, admission: Admission, draw: Callable[[], float], overloaded: Callable[[], bool]
-    ) -> Placement:
-        if not isinstance(placer, StaticPlacer):
-            return stack(placer, fleet, admission, draw, overloaded)
-        return stacked(fallback(fleet), guard(fleet, admission), inner=placer)
-
-    gateway.app.policy_of = policy
-    gateway.app.placement_of = unprobed
-
-
 if __name__ == "__main__":
-    install()
+    install({NAME: lambda fleet: (StaticPlacer(fleet), Retries())})
     command(prog_name="plain gateway")

@@ -15,7 +15,7 @@ from gateway.core.estimate.queue_externality import insertion_cost
 from gateway.core.fleet.offer_index import Offer
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import ineligible
-from gateway.core.placement.utility import UtilityWeights, queue_position
+from gateway.core.placement.utility import MOST_BILL, WHETHER, UtilityWeights, queue_position
 
 
 @dataclass
@@ -85,7 +85,8 @@ def _valued(one: Plain, best_quality: float, ask: Ask, prices: UtilityWeights, c
     worth = place.weight * (1.0 - prices.quality * (1.0 - one.offered.quality / best_quality))
     value = (
         worth * apply_curve(_chance(one, ahead_s, budget_s, now), curve)
-        - prices.cost * one.cost
+        - min(prices.cost, WHETHER) * one.cost
+        - min(max(0.0, prices.cost - WHETHER) * one.cost, MOST_BILL * place.weight)
         - harm
         - target.queue_estimate.congestion.per_second(now) * _work(one)
         - prices.earliness * place.weight * one.finish_s / max(budget_s, 1e-6)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,6 +21,8 @@ from gateway.targets.dial_in import DialInServer
 from gateway.targets.link import LinkTarget
 from gateway.targets.target import Target
 from gateway.targets.unary import UnaryTarget
+from gateway.workers.dial_in_relay import DialInRelay
+from gateway.workers.relayed_links import RelayedLinks
 from tests.support.gateway.small_target import SmallTarget
 from tests.support.serving.hosts import EchoHost, echo_request
 from tidegate.fleet.offers import ModelOffer, VariantOffer
@@ -128,9 +132,41 @@ async def dialled() -> AsyncIterator[Bench]:
 
 
 @asynccontextmanager
+async def relayed() -> AsyncIterator[Bench]:
+    """A device that has dialled one process of a gateway, as another process of it uses the device."""
+    caller = Caller()
+    bench = Bench("relayed", caller, None)  # type: ignore[arg-type]
+    dialled_in = DialInServer(gateway_name="test", max_streams=4, heartbeat=KeepaliveTiming(0.1, 300))
+    relay = DialInRelay(dialled_in.links, caller.host.manifest)
+    dialled_in.on_left = relay.left
+    came = asyncio.Event()
+    dialled_in.on_in = lambda _link: came.set()
+    async with AsyncExitStack() as stack:
+        path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "dial-in.sock"
+        target = DeviceTarget(TargetSpec("edge/a", "edge", "-", static=False), None, bench.tell)
+        bench.target = await stack.enter_async_context(target)
+        caller.to = await stack.enter_async_context(called(dialled_in))
+        await stack.enter_async_context(relay.opened(path, MAX_MESSAGE_BYTES))
+        links = RelayedLinks(path, gateway_name="test", max_message_bytes=MAX_MESSAGE_BYTES)
+        links.on_in = target.accept
+        links.on_left = lambda link: target.left(link, link.why_not, in_order=False)
+        await stack.enter_async_context(links)
+        stack.push_async_callback(caller.kill)
+        await caller.start()
+        await came.wait()
+        links.dialled({"edge/a": 0.04})
+        await bench.until(lambda: bench.ups() > 0)
+        yield bench
+
+
+@asynccontextmanager
 async def connected(kind: str) -> AsyncIterator[Bench]:
     if kind == "dialled":
         async with dialled() as bench:
+            yield bench
+        return
+    if kind == "relayed":
+        async with relayed() as bench:
             yield bench
         return
     server = Server()

@@ -11,8 +11,8 @@ from typing import Any
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
-from gateway.config.gateway import GatewayConfig
 from gateway.config.targets import TargetConfig
+from tests.support.gateway.app import config_over
 from tests.support.models.talking import save_talker
 from tests.support.models.text_side import text_side_folder
 from tidegate.config import load
@@ -46,15 +46,6 @@ async def text_gateway(folder: Path, **pace: float) -> AsyncIterator[tuple[Gatew
         }
         edge = await stack.enter_async_context(EdgeApp(load(EdgeConfig, **settings), draw=lambda: 0.1))
         target = TargetConfig(name="till", tier="edge", address=edge.addresses["grpc"])  # type: ignore[call-arg]
-        config = GatewayConfig(  # type: ignore[call-arg]
-            model_repository=models,
-            targets=(target,),
-            http_port=0,
-            grpc_port=0,
-            metrics_port=0,
-            admin_port=0,
-            advertised_networks=("127.0.0.0/8",),
-        )
-        gateway = await stack.enter_async_context(Gateway(config))
+        gateway = await stack.enter_async_context(Gateway(config_over(models, target)))
         await gateway.static_targets_tried(30.0)
         yield gateway, edge

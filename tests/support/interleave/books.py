@@ -24,6 +24,7 @@ from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.hedging import EARLY_S
 from gateway.core.request.token_budget import TokenBudget
 from tidegate.outcome import BadAnswer, CallerError, InternalError, Overloaded, ServeError
+from tidegate.runtime.compiled import is_compiled
 
 _LONGEST_PATH: Final = 34  # 32 round trips and two that were never seen
 _MOST_RENT: Final = 100.0
@@ -78,10 +79,12 @@ class Bookkeeping:
         self._targets: list[TargetView] = []
         self._warm: dict[str, tuple[float, Breaker, bool]] = {}  # since when, and the breaker then, and was it closed
         self._settled = 0
-        self._calibration: Counted | None = None  # of a policy that makes claims
+        self._calibration: Calibration | None = None  # of a policy that makes claims
 
     def watch(self, placer: UtilityPlacer) -> None:
-        placer.calibration = self._calibration = Counted()
+        if not is_compiled():  # a compiled class takes no subclass: what it was told is not counted there
+            placer.calibration = Counted()
+        self._calibration = placer.calibration
 
     def comes(self, target: TargetView) -> None:
         self._targets.append(target)
@@ -122,7 +125,7 @@ class Bookkeeping:
             assert breaker.is_probing == bool(probes), f"{breaker} has {probes} probes under way"
         for quota in self.quotas:
             quota.check()
-        if self._calibration is not None:
+        if isinstance(self._calibration, Counted):
             told = self._calibration.told
             assert told == self._settled, f"{self._settled} claims were settled, {told} told"
         check_balance(self._fleet)

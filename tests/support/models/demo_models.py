@@ -1,6 +1,6 @@
 """The demo models, built once and kept: whoever needs real models takes the fixture `demo_repository`.
 
-They are kept across test runs in `.tidegate/test-models` of the checkout, apart from those of `make run`, since what
+They are kept across test runs and checkouts in a cache (`model_cache.py`), apart from those of `make run`, since what
 else is served there is its user's; or in the folder that TIDEGATE_TEST_REPOSITORY names. The language model is by
 itself, in `smollm2_repository`, for which TIDEGATE_TEST_GENERATIVE_REPOSITORY does that. The build runs in a process of
 its own, so that torch stays out of this one; tests that take a fixture should be marked slow, since the first of them
@@ -19,18 +19,21 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.models.model_cache import model_cache
 from tidegate.models.repository import Repository
 from tidegate.tools.build.demo.demo_models import RECIPES, STANDARD, intact_manifest
-
-_CHECKOUT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
 def demo_repository() -> Repository:
     """A repository with the demo models `minilm` and `digits`, whole and verified. Read it, never write to it."""
-    return _with_models(
-        Path(os.environ.get("TIDEGATE_TEST_REPOSITORY") or _CHECKOUT / ".tidegate" / "test-models"), STANDARD
-    )
+    return standard_repository()
+
+
+def standard_repository() -> Repository:
+    """The same outside of tests."""
+    root = os.environ.get("TIDEGATE_TEST_REPOSITORY") or model_cache() / "test-models"
+    return _with_models(Path(root), STANDARD)
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +47,7 @@ def smollm2_repository() -> Repository:
 
 def generating_repository() -> Repository:
     """The same outside of tests."""
-    root = os.environ.get("TIDEGATE_TEST_GENERATIVE_REPOSITORY") or _CHECKOUT / ".tidegate" / "generative-models"
+    root = os.environ.get("TIDEGATE_TEST_GENERATIVE_REPOSITORY") or model_cache() / "generative-models"
     return _with_models(Path(root), ("smollm2",))
 
 

@@ -40,7 +40,12 @@ def test_topics_read_like_the_table() -> None:
     assert topics.command("kiosk-1") == "tidegate/v1/f1/down/kiosk-1/cmd"
     assert topics.gateway_state("main") == "tidegate/v1/f1/gw/main/state"
     assert topics.gateway_heartbeat("main") == "tidegate/v1/f1/gw/main/hb"
-    assert [one for one, _ in topics.for_gateways] == [f"tidegate/v1/f1/up/+/{kind}" for kind in DeviceTopic]
+    of_gateways = ["tidegate/v1/f1/gw/+/state", "tidegate/v1/f1/gw/+/hb", "tidegate/v1/f1/peer/+"]
+    of_devices = [f"tidegate/v1/f1/up/+/{kind}" for kind in DeviceTopic]
+    assert [one for one, _ in topics.for_gateways] == of_devices + of_gateways
+    assert topics.parse_peer(topics.peer("main")) == "main"
+    assert topics.parse_peer("tidegate/v1/f1/peer/a/b") is None
+    assert topics.parse_peer("tidegate/v1/f2/peer/main") is None
     assert topics.for_device("kiosk-1")[0] == ("tidegate/v1/f1/down/kiosk-1/cmd", 1)
 
 

@@ -144,6 +144,32 @@ async def test_an_older_gateway_is_sent_no_tokens() -> None:
         assert host.calls[0].tokens is None
 
 
+@on_virtual_time
+async def test_objectives_travel_as_what_is_left_of_them() -> None:
+    host = TalkingHost()
+    async with running(host=host) as pair:
+        stream, now = TokenStream(), clock.now()
+        asked = question(tokens=stream)._replace(first_by=now + 0.5, next_s=0.04)
+        await pair.client.ask(asked)
+        late = question(tokens=TokenStream())._replace(first_by=now - 1.0)
+        await pair.client.ask(late)
+        await pair.client.ask(question(tokens=TokenStream()))
+
+    first, second, third = host.calls
+    assert first.ttft_s == pytest.approx(now + 0.5 - first.arrived_at, abs=1e-3) and first.tpot_s == 0.04
+    assert second.ttft_s == pytest.approx(1e-6) and second.tpot_s is None
+    assert third.ttft_s is None
+
+
+@on_virtual_time
+async def test_an_older_target_is_told_no_objectives() -> None:
+    host = TalkingHost()
+    async with running(host=host, client_protocol=1) as pair:
+        await pair.client.ask(question()._replace(first_by=clock.now() + 0.5, next_s=0.04))
+
+    assert host.calls[0].ttft_s is None and host.calls[0].tpot_s is None
+
+
 @pytest.mark.parametrize(
     ("said", "error", "words"),
     [

@@ -44,6 +44,8 @@ def priced(**changes: Any) -> Manifest:
         (talker(chat_template=None), "generative.chat_template_sha256"),
         (talker(stop_tokens=(1000,)), "generative.stop_tokens"),
         (talker(default_max_tokens=513), "generative.default_max_tokens: 513"),
+        (talker(default_ttft_s=0.0), "generative.default_ttft_s: 0"),
+        (talker(default_tpot_s=float("inf")), "generative.default_tpot_s: inf"),
         (priced(prefill_ms=-1.0), "generation.prefill_ms: -1"),
         (priced(context_us=float("nan")), "generation.context_us: nan"),
         (priced(step_ms=()), "generation.step_ms"),

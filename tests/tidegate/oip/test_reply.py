@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from tidegate.oip.http.event_stream import resumed_comments
 from tidegate.oip.reply import reply_parameters
-from tidegate.types import InferResponse, LoadReport, Reply, Route
+from tidegate.types import InferResponse, LoadReport, Reply, Resumed, Route
 
 RESPONSE = InferResponse("minilm", "1", ())
 
@@ -21,6 +22,19 @@ def test_an_answer_says_where_why_and_how_much_time_is_left() -> None:
         "tidegate-budget-left-ms": "1234.6",
         "server-timing": "queue;dur=1.000, compute;dur=8.400",
     }
+
+
+def test_an_answer_that_was_gone_on_with_says_by_whom_after_how_much_and_how_alike() -> None:
+    resumed = (
+        Resumed("edge/attic", "pool/main", at=57, gap_s=0.2124, grade="exact", why="stalled"),
+        Resumed("pool/main", "edge/hall", at=80, gap_s=0.03, grade="continued", why="unreachable"),
+    )
+    first = "from=edge/attic to=pool/main at=57 gap-ms=212 grade=exact"
+    second = "from=pool/main to=edge/hall at=80 gap-ms=30 grade=continued"
+    reply = Reply(RESPONSE, route=Route("edge/hall", "resumed", "int4", attempts=3, resumed=resumed))
+    assert reply_parameters(reply)["tidegate-resumed"] == f"{first}, {second}"
+    assert resumed_comments(resumed) == f": tidegate-resumed {first}\n\n: tidegate-resumed {second}\n\n".encode()
+    assert resumed_comments(()) == b""
 
 
 def test_a_late_answer_says_by_how_much() -> None:

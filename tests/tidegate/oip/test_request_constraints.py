@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.oip.call import kept_headers
-from tidegate.oip.request_constraints import attested_of, min_quality_of, pin_of, variant_of
+from tidegate.oip.request_constraints import attested_of, min_quality_of, pin_of, resumes_of, variant_of
 from tidegate.outcome import InvalidRequest
 from tidegate.placement_pin import INSIDE, PINS, Pin, stricter
 from tidegate.types import Parameter
@@ -133,3 +133,23 @@ def test_of_a_requirement_that_is_said_twice_nothing_is_lost(words: tuple[str, s
     headers = kept_headers(("Tidegate-Require", word) for word in words)
     with pytest.raises(InvalidRequest, match="tidegate-require"):
         attested_of(headers, {})
+
+
+@pytest.mark.parametrize(("headers", "parameters", "may"), [
+    ({}, {}, True),
+    ({"tidegate-resume": "auto"}, {}, True),
+    ({"tidegate-resume": " never "}, {"tidegate-resume": "auto"}, False),
+    ({"tidegate-resume": "auto"}, {"tidegate-resume": "never"}, False),
+])  # fmt: skip
+def test_of_two_words_on_resuming_the_stricter_counts(
+    headers: dict[str, str], parameters: dict[str, Parameter], may: bool
+) -> None:
+    assert resumes_of(headers, parameters) is may
+
+
+@pytest.mark.parametrize("value", ["", "Never", "0", "false"])
+def test_another_word_on_resuming_is_refused(value: str) -> None:
+    with pytest.raises(InvalidRequest, match="header tidegate-resume must be auto or never, got"):
+        resumes_of({"tidegate-resume": value}, {})
+    with pytest.raises(InvalidRequest, match="parameter 'tidegate-resume' must be auto or never, got"):
+        resumes_of({}, {"tidegate-resume": value})

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -45,6 +47,35 @@ def said(form: Format) -> list[str]:
     ran = subprocess.run([sys.executable, "-c", SCRIPT, form], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout == "", "stdout is for events"
     return ran.stderr.splitlines()
+
+
+LEAK = """
+import sys, structlog
+from tidegate.runtime.logs import configure_logging
+configure_logging("gateway/main", form=sys.argv[1])
+def ask(key):
+    raise ValueError("no such server")
+try:
+    ask("sk-" + "secret")
+except ValueError:
+    structlog.get_logger("a").exception("a defect")
+"""
+
+
+@pytest.mark.parametrize("form", ["text", "json", "terminal"])
+def test_a_traceback_does_not_show_the_values_of_variables(form: str) -> None:
+    """Rich's and structlog's do unless told; a key for a server or a prompt is such a value."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        command = [sys.executable, "-c", LEAK, "json" if form == "json" else "text"]
+        with subprocess.Popen(command, stderr=theirs if form == "terminal" else subprocess.PIPE) as ran:
+            os.close(theirs)
+            told = b""
+            with contextlib.suppress(OSError):  # a terminal whose other end is closed
+                while some := (screen if ran.stderr is None else ran.stderr).read(65536):
+                    told += some
+    assert b"no such server" in told and b"ask" in told
+    assert b"sk-secret" not in told
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_a_role_may_use_its_certificate_for_what_it_does_and_nothing_else(author
     )
     uses = set(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     assert (ExtendedKeyUsageOID.SERVER_AUTH in uses) == (role != "client")
-    assert (ExtendedKeyUsageOID.CLIENT_AUTH in uses) == (role in ("gateway", "edge", "client"))
+    assert (ExtendedKeyUsageOID.CLIENT_AUTH in uses) == (role in ("gateway", "edge", "pool", "client"))
     assert not cert.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
     assert not cert.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
 

@@ -61,7 +61,7 @@ def test_what_is_no_identity_is_refused_in_words(text: str, names: str) -> None:
 def test_only_an_edge_has_a_user_name_that_the_brokers_patterns_let_through() -> None:
     bare = {role: CertificateIdentity(role, "x").common_name for role in ROLES}
     assert bare == {
-        "edge": "x", "gateway": "gw~x", "pool": "pool#x", "broker": "broker#x", "client": "client#x"
+        "edge": "x", "gateway": "gw~x", "pool": "pool~x", "broker": "broker#x", "client": "client#x"
     }  # fmt: skip
 
 

@@ -166,6 +166,24 @@ def test_what_the_process_writes_itself_needs_a_place_and_need_not_be_there(tmp_
         assert found.exit_code == 1 and words in found.output
 
 
+def test_a_file_that_is_missing_in_a_list_of_sections_is_found_and_their_ports_are_no_ports_of_ours(
+    tmp_path: Path,
+) -> None:
+    key = tmp_path / "service.key"
+    service = {"models": {"chat": "chat"}, "api_key_file": str(key)}
+    target = {"name": "service", "transport": "openai", "address": "https://service.test/v1", "openai": service}
+    file, dns = tmp_path / "targets.yaml", {"source": "dns", "name": "pools.test", "port": 8101}
+    keys: dict[str, Any] = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "admin_port"), 0)
+    keys |= {"targets": [target], "discovery": [{"source": "file", "path": str(file)}, dns, {**dns, "name": "b.test"}]}
+    found = check(tmp_path, "gateway", **keys)
+    assert found.exit_code == 1
+    assert f"key 'targets[].openai.api_key_file' = '{key}': is not there; the key that" in found.output
+    assert f"key 'discovery[].path' = '{file}': is not there; the list of targets" in found.output
+    key.write_text("secret")
+    file.write_text("targets: []")
+    assert check(tmp_path, "gateway", **keys).exit_code == 0
+
+
 def test_every_key_with_a_path_is_in_one_of_the_three_sets() -> None:
     """A new key must say whether its file has to be there; one that is gone must not stay."""
     sets = (set(MUST_EXIST), set(MADE), set(READ_IF_THERE))

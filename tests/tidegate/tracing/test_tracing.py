@@ -23,12 +23,14 @@ from gateway.app import Gateway
 from gateway.core.request.machine import MAX_ATTEMPTS
 from tests.cloud_pool.workers_support import text, text_repository
 from tests.support.gateway.app import Far, ask, configured, gateway_for, running, target
+from tests.support.models.talking import talker_repository
 from tests.support.models.tiny_models import tiny_repository
 from tests.support.observe.otlp import Otlp, attributes, collector
 from tests.support.serving.hosts import echo_request
 from tidegate import clock
 from tidegate.arrays import array_to_tensor
 from tidegate.config import load
+from tidegate.generate.request import GenerateRequest, infer_request
 from tidegate.oip.grpc.codec import message_from_request
 from tidegate.outcome import InternalError
 from tidegate.rpc import oip_pb2
@@ -185,6 +187,41 @@ async def test_an_edge_tells_its_own_part_under_the_attempts_span(tmp_path: Path
         assert attributes(span)["tidegate.compute_s"] > 0
         assert otlp.services == {"tidegate-edge"}
         assert otlp.headers[0]["x-token"] == "abc"
+
+
+@pytest.mark.parametrize("tier", ["edge", "pool"])
+async def test_a_generation_has_a_span_for_its_prompt_and_one_for_its_tokens(tmp_path: Path, tier: str) -> None:
+    models = talker_repository(tmp_path / "models", slots=1, step_ms=4.0)
+    async with collector() as otlp:
+        keys = {"grpc_port": 0, "model_repository": models, "warmup_budget_s": 0.5, "name": "main"}
+        keys |= {"tracing": {"endpoint": otlp.endpoint}}
+        app: EdgeApp | PoolApp
+        if tier == "edge":
+            app = EdgeApp(load(EdgeConfig, http_port=None, state_dir=tmp_path / "s", **keys))
+        else:
+            app = PoolApp(load(PoolConfig, **keys))
+        async with app:
+            now, request = clock.now(), infer_request("talker", GenerateRequest((5, 6, 7), 25, ignore_stop=True))
+            headers = {"traceparent": PARENT}
+            calls = [Call(request, "link", now, now + 30.0, headers=headers) for _ in range(2)]
+            await asyncio.gather(*(app.host.infer(call) for call in calls))
+            await eventually(lambda: len(otlp.named("decode")) == 2)
+    served, first = sorted(otlp.named("serve talker"), key=lambda span: -span.end_time_unix_nano)
+    for span in (served, first):
+        own = [one for one in otlp.spans if one.parent_span_id == span.span_id]
+        prefill, decode = sorted(own, key=lambda one: one.start_time_unix_nano)
+        assert (prefill.name, decode.name, span.trace_id.hex()) == ("prefill", "decode", TRACE_ID)
+        assert span.start_time_unix_nano <= prefill.start_time_unix_nano
+        assert prefill.end_time_unix_nano == decode.start_time_unix_nano
+        assert decode.end_time_unix_nano == span.end_time_unix_nano
+        assert decode.end_time_unix_nano - decode.start_time_unix_nano >= 24 * 3e6
+        assert attributes(prefill)["tidegate.computed_tokens"] == 3
+        said = attributes(span)
+        assert (said["gen_ai.usage.input_tokens"], said["gen_ai.usage.output_tokens"]) == (3, 25)
+        assert said["gen_ai.response.finish_reasons"] == "length"
+        assert 0.05 < attributes(decode)["tidegate.decode_s"] < 30.0
+    queued = next(one for one in otlp.named("prefill") if one.parent_span_id == served.span_id)
+    assert queued.start_time_unix_nano - served.start_time_unix_nano >= 20e6, "it waited for the slot"
 
 
 async def test_a_slow_collector_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

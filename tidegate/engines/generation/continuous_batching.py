@@ -10,7 +10,8 @@ What it leaves to us is the choice of tokens (`sequence_sampler.py`): its own is
     greedy            as transformers' own `generate` on the same weights, as far as another shape of the same product
                       rounds to the same. Of SmolLM2's answers to 64 prompts, 64 tokens at most, 16 at a time, all were
                       the same in fp32, and in bf16 28: the others part where the two likeliest tokens are equal or two
-                      steps of bf16 apart. So in bf16 a text may depend on its company
+                      steps of bf16 apart. So in bf16 a text may depend on its company, unless the manifest has
+                      `batch_invariant` (`batch_invariance.py`): then all 64 are the same, for more time
     a pause           is not possible: a sequence that is not due goes on with the others, and its tokens wait in
                       `tidegate/workers/generation/sequence_loop.py`
     urgency           is not looked at: sequences begin in their order
@@ -27,6 +28,7 @@ It can be wrong where transformers' parts change: they have no stable interface,
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -34,9 +36,11 @@ from typing import Any, Final
 import torch
 
 from tidegate.engines.errors import EngineError, failure_of
+from tidegate.engines.generation.batch_invariance import BatchInvariance
 from tidegate.engines.generation.limits import NO_LIMITS, GenerationLimits
 from tidegate.engines.generation.prompt_check import check_prompt
-from tidegate.engines.generation.sequence_sampler import SequenceSampler, SequenceSampling, TokenLogprobs
+from tidegate.engines.generation.sequence_sampler import SequenceSampler
+from tidegate.engines.generation.token_choice import TokenChoice, TokenLogprobs
 from tidegate.engines.staging import CudaMeter
 from tidegate.engines.torch_device import device_of, say_if_emulated
 from tidegate.generate.engine import SequenceProgress
@@ -50,30 +54,27 @@ DEFAULT_SLOTS: Final = 16
 _PAGE_TOKENS: Final = 32  # of the cache; prefixes are shared in whole pages
 _DEFAULT_TOKENS: Final = 1024  # of a sequence, where no limit is set
 _STEP_TOKENS: Final = {"cpu": 256, "cuda": 2048}  # of prompts and sequences in one step
+_WHOLE_STEP_TOKENS: Final = 1024  # the least, where a prompt is computed in one step
 
 
 class BatchedSequence:
     """One sequence, as its host sees it."""
 
-    __slots__ = ("cached_tokens", "id", "made", "request", "sampling", "stop_tokens")
+    __slots__ = ("cached_tokens", "id", "made", "request", "stop_tokens")
 
-    def __init__(
-        self, id: int, request: GenerateRequest, stop_tokens: frozenset[int], sampling: SequenceSampling
-    ) -> None:
+    def __init__(self, id: int, request: GenerateRequest, stop_tokens: frozenset[int]) -> None:
         self.id = id
         self.request = request
         self.stop_tokens = stop_tokens
-        self.sampling = sampling
         self.cached_tokens: int | None = None  # None: it has not been scheduled
         self.made = 0
 
-    def batch(self, ids: list[int]) -> TokenBatch:
-        """Its next tokens, with the log-probabilities that its sampling kept."""
+    def batch(self, ids: list[int], logprobs: list[TokenLogprobs]) -> TokenBatch:
+        """Its next tokens, with the log-probabilities that were kept when they were chosen."""
         first, self.made = self.made, self.made + len(ids)
         if self.request.logprobs is None:
             return TokenBatch(first, tuple(ids))
-        kept: list[TokenLogprobs] = self.sampling.logprobs[: len(ids)]
-        self.sampling.logprobs.clear()
+        kept = logprobs[: len(ids)]
         top = tuple(likeliest for _, likeliest in kept) if self.request.logprobs else ()
         return TokenBatch(first, tuple(ids), tuple(logprob for logprob, _ in kept), top)
 
@@ -112,8 +113,20 @@ class ContinuousBatchingEngine:
         self._sequences: dict[str, BatchedSequence] = {}  # by names of transformers', which never come twice
         self._names: dict[int, str] = {}
         self._counted = itertools.count()
+        self._step_tokens = max(_STEP_TOKENS.get(chosen.type, 256), self._slots)
+        if limits.batch_invariant:
+            self._step_tokens = max(self._step_tokens, _WHOLE_STEP_TOKENS, 2 * self._slots)
+        self._whole_prompts = limits.batch_invariant
+        self._waiting: deque[tuple[str, dict[str, Any]]] = deque()  # whose prompts are to be computed in one step
+        self._split = ""  # a sequence whose prompt is longer than that, until it has a token
         try:
-            self._manager = _manager(self._model, self._sampler, pages, self._slots, chosen)
+            self._manager = _manager(
+                self._model, self._sampler, pages, self._slots, self._step_tokens, shares=not limits.batch_invariant
+            )
+            if limits.batch_invariant:
+                BatchInvariance(self._model)
+        except EngineError:
+            raise
         except Exception as error:  # the device's memory, and what transformers does not batch
             raise failure_of(error, f"{artefact}: transformers cannot batch it") from error
         self.processor: Any = self._manager.batch_processor  # transformers' scheduler, cache and batch
@@ -127,20 +140,23 @@ class ContinuousBatchingEngine:
     def begin(self, id: int, request: GenerateRequest) -> None:
         self._refuse(request)
         stop_tokens = frozenset() if request.ignore_stop else self._stop_tokens | frozenset(request.stop_tokens)
-        sampling = SequenceSampling(request, self._stop_tokens)
         name = self._names[id] = str(next(self._counted))
-        self._sampler.begin(name, sampling)
-        self._sequences[name] = BatchedSequence(id, request, stop_tokens, sampling)
-        self._manager.add_request(
-            list(request.prompt),
-            request_id=name,
-            max_new_tokens=min(request.max_tokens, self._context - len(request.prompt)),
-            streaming=True,
-            eos_token_id=sorted(stop_tokens),
-        )
+        self._sampler.begin(name, TokenChoice(request, self._stop_tokens))
+        self._sequences[name] = BatchedSequence(id, request, stop_tokens)
+        asked = {
+            "input_ids": list(request.prompt),
+            "max_new_tokens": min(request.max_tokens, self._context - len(request.prompt)),
+            "streaming": True,
+            "eos_token_id": sorted(stop_tokens),
+        }
+        if self._whole_prompts:
+            self._waiting.append((name, asked))
+        else:
+            self._manager.add_request(request_id=name, **asked)
 
     def step(self, due: Sequence[int]) -> list[SequenceProgress]:
         """One forward pass for all sequences, whether due or not. Blocks. Raises EngineError."""
+        self._let_begin()
         try:
             if self.processor.prepare_next_batch():
                 self._note_cached()
@@ -156,7 +172,29 @@ class ContinuousBatchingEngine:
         """Nothing more comes of it; its pages are free before the next step."""
         if (name := self._names.get(id)) is not None:
             self._end(name)
-            self._manager.cancel_request(name)
+            if any(waiting == name for waiting, _ in self._waiting):
+                self._waiting = deque(one for one in self._waiting if one[0] != name)
+            else:
+                self._manager.cancel_request(name)
+
+    def _let_begin(self) -> None:
+        """Give transformers the prompts that fit into the next step beside a token of each sequence, in their order.
+
+        One that is longer than a step is computed in parts: what comes after it waits until it is through.
+        """
+        if (split := self._sequences.get(self._split)) is not None and not split.made:
+            return
+        room = self._step_tokens - (len(self._sequences) - len(self._waiting))
+        while self._waiting:
+            name, asked = self._waiting[0]
+            length = len(asked["input_ids"])
+            if length > room:
+                if length <= self._step_tokens - self._slots or room < self._step_tokens - self._slots:
+                    return
+                self._split = name
+            self._waiting.popleft()
+            self._manager.add_request(request_id=name, **asked)
+            room -= length
 
     def _refuse(self, request: GenerateRequest) -> None:
         """Raise EngineError for what cannot be computed."""
@@ -200,11 +238,11 @@ class ContinuousBatchingEngine:
         cached = 0 if sequence.made else sequence.cached_tokens or 0
         ids = output.generated_tokens[sequence.made :]
         stopped = bool(ids) and ids[-1] in sequence.stop_tokens
+        batch = sequence.batch(ids[:-1] if stopped else ids, self._sampler.take_logprobs(name))
         finished: FinishReason | None = None
         if output.is_finished():
             finished = "stop" if stopped else "length"
             self._end(name)
-        batch = sequence.batch(ids[:-1] if stopped else ids)
         return SequenceProgress(sequence.id, batch if batch.ids else None, cached, finished, stop_token=stopped)
 
     def _end(self, name: str) -> None:
@@ -212,6 +250,7 @@ class ContinuousBatchingEngine:
         self._sampler.end(name)
 
     def _forget_all(self) -> None:
+        self._waiting.clear()
         for name in list(self._sequences):
             self._end(name)
         self._outputs()
@@ -255,8 +294,8 @@ def load_causal_model(artefact: Path, device: torch.device) -> Any:
         raise failure_of(error, f"{artefact}: transformers cannot load it") from error
 
 
-def _manager(model: Any, sampler: SequenceSampler, pages: int, slots: int, device: torch.device) -> Any:
-    """transformers' manager with its parts made, and no thread started."""
+def _manager(model: Any, sampler: SequenceSampler, pages: int, slots: int, step_tokens: int, *, shares: bool) -> Any:
+    """transformers' manager with its parts made, and no thread started. Args: shares: pages of equal prefixes."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     manager = model.init_continuous_batching(
@@ -264,8 +303,9 @@ def _manager(model: Any, sampler: SequenceSampler, pages: int, slots: int, devic
         ContinuousBatchingConfig(
             page_size=_PAGE_TOKENS,
             num_blocks=pages,
-            max_batch_tokens=max(_STEP_TOKENS.get(device.type, 256), slots),
+            max_batch_tokens=step_tokens,
             max_requests_per_batch=slots,
+            allow_block_sharing=shares,
             max_blocks_per_request=0,  # the fast path for flash attention alone
             use_async_batching=False,  # it answers one step late
             use_cuda_graph=False,  # the sampler is no part of a graph

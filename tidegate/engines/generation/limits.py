@@ -21,6 +21,7 @@ class GenerationLimits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=
     cache_bytes: int = 0  # of all attention caches together
     stop_tokens: tuple[int, ...] = ()  # which end a text, and are not part of it
     vocabulary_size: int = 0  # ids are below it
+    batch_invariant: bool = False  # a text does not depend on the others beside it
 
 
 DEFAULT_CACHE_TOKENS: Final = 2048  # of each slot, where nobody says how much memory caches may take
@@ -41,6 +42,7 @@ def limits_of(manifest: Manifest, variant: Variant, *, cache_bytes: int = 0) -> 
         cache_bytes=cache_bytes,
         stop_tokens=generative.stop_tokens,
         vocabulary_size=generative.vocabulary_size,
+        batch_invariant=variant.generation is not None and variant.generation.batch_invariant,
     )
 
 

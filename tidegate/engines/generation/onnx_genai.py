@@ -6,15 +6,22 @@ costs the others is its length, and what it costs itself is the shorter matrices
 
     chunk of 16, 32, 64, 128, 512 tokens    60, 101, 179, 355, 1553 ms    265, 317, 358, 361, 330 tokens a CPU-second
 
-(SmolLM2-135M in int4, one thread, with a decode at 67 to 85 tokens a CPU-second.) Chunks change no token.
+(SmolLM2-135M in int4, one thread, with a decode at 67 to 85 tokens a CPU-second.) Chunks of 64 and of 512 give the same
+tokens (those of 16 other ones at 4 of 741 places), but a token that is computed alone is rounded otherwise: the next
+logits differ by up to 1. So where an answer goes on that another engine began, and its choices can be repeated (greedy,
+or with a seed), its tokens are computed one by one, as they were made. That takes four times as long as chunks, and the
+text is the one that would have come.
 
 The attention cache of a sequence is made for its prompt and `max_tokens` when it begins, so what is asked for is what
 is taken. Where all caches may not hold more than `cache_bytes`, a sequence waits for room in the order of arrival, and
 one that would never fit is refused.
 
-The sampling is the runtime's. Its own filter for `top_p` alone lets tokens through that lie beyond the nucleus (0.18.0:
-half of the mass for `top_p` 0.5); with `top_k` it is exact, so `top_p` without `top_k` is asked for with the whole
-vocabulary as `top_k`. Log-probabilities are those of the model, before temperature, filters and grammar.
+What is sampled is chosen here (`token_choice.py`) and given back to the runtime as if it were of the prompt, which
+costs a step no more. The runtime's own sampling sorts the vocabulary (0.18.0: 20 ms a token instead of 9, with 49,152
+tokens), knows no place in the answer to go on from, and for `top_p` alone lets tokens through that lie beyond the
+nucleus. It is left to it where a text follows a grammar, which is the runtime's: `top_p` is then asked for with the
+whole vocabulary as `top_k`, which makes it exact. Log-probabilities are those of the model, before temperature,
+filters and grammar.
 
 Spinning is off (`tidegate/engines/onnx.py`), and so is telemetry (`tidegate/engines/__init__.py`), which the call that
 is named for it does not prevent from keeping a database.
@@ -32,7 +39,6 @@ from typing import Any, Final
 
 import numpy as np
 import onnxruntime_genai
-from numpy.typing import NDArray
 
 from tidegate import clock
 from tidegate.engines.errors import EngineError, failure_of
@@ -41,6 +47,7 @@ from tidegate.engines.generation.limits import NO_LIMITS, GenerationLimits
 from tidegate.engines.generation.logprobs import token_logprobs
 from tidegate.engines.generation.prompt_check import check_prompt
 from tidegate.engines.generation.sampling import is_greedy
+from tidegate.engines.generation.token_choice import TokenChoice, TokenLogprobs
 from tidegate.generate.engine import SequenceProgress
 from tidegate.generate.request import GenerateRequest
 from tidegate.generate.usage import FinishReason
@@ -54,12 +61,16 @@ _LOOK_AGAIN_S: Final = 0.005  # whether there is room for another cache, where a
 class GenaiSequence:
     """One sequence. Its generator is made when there is room for its cache."""
 
-    __slots__ = ("_generator", "cache_tokens", "made", "prefilled", "request", "stop_tokens")
+    __slots__ = ("_choice", "_chosen", "_generator", "cache_tokens", "made", "prefilled", "request", "stop_tokens")
 
-    def __init__(self, request: GenerateRequest, cache_tokens: int, stop_tokens: frozenset[int]) -> None:
+    def __init__(
+        self, request: GenerateRequest, cache_tokens: int, stop_tokens: frozenset[int], choice: TokenChoice
+    ) -> None:
         self.request = request
         self.cache_tokens = cache_tokens
         self.stop_tokens = stop_tokens
+        self._choice = choice
+        self._chosen: int | None = None  # the last token, which the generator does not have yet
         self._generator: Any = None
         self.prefilled = 0  # tokens of the prompt
         self.made = 0
@@ -69,6 +80,18 @@ class GenaiSequence:
         """Whether it has a generator, and with it its cache."""
         return self._generator is not None
 
+    @property
+    def _replayed_from(self) -> int:
+        """Where in the prompt the tokens begin that are computed one by one, as they were when they were made."""
+        request = self.request
+        is_repeatable = self._choice.is_greedy or request.sampling.seed is not None
+        return len(request.prompt) - (request.answered if is_repeatable else 0)
+
+    @property
+    def is_runtimes(self) -> bool:
+        """Whether the runtime chooses its tokens."""
+        return self._choice.is_greedy or bool(self.request.schema)
+
     def begin(self, generator: Any) -> None:
         self._generator = generator
 
@@ -76,18 +99,27 @@ class GenaiSequence:
         """Compute the next chunk of the prompt; whether all of it is computed now."""
         prompt = self.request.prompt
         if self.prefilled < len(prompt):
-            chunk = prompt[self.prefilled : self.prefilled + CHUNK_TOKENS]
+            end = self._replayed_from
+            end = min(end, self.prefilled + CHUNK_TOKENS) if self.prefilled < end else self.prefilled + 1
+            chunk = prompt[self.prefilled : end]
             self._generator.append_tokens(np.array(chunk, np.int32))
             self.prefilled += len(chunk)
         return self.prefilled == len(prompt)
 
-    def next_token(self) -> tuple[int, NDArray[np.float32] | None]:
-        """The next token, and where log-probabilities were asked for the logits that it was chosen from."""
-        logits = None
-        if self.request.logprobs is not None:
-            logits = self._generator.get_logits()[0, -1]
-        self._generator.generate_next_token()
-        return int(self._generator.get_next_tokens()[0]), logits
+    def next_token(self) -> tuple[int, TokenLogprobs | None]:
+        """The next token, and its log-probabilities where they were asked for."""
+        generator, logprobs = self._generator, None
+        if self.is_runtimes:
+            logits = generator.get_logits()[0, -1] if self.request.logprobs is not None else None
+            generator.generate_next_token()
+            token = int(generator.get_next_tokens()[0])
+            if logits is not None:
+                logprobs = token_logprobs(logits, token, self.request.logprobs or 0)
+            return token, logprobs
+        if self._chosen is not None:
+            generator.append_tokens(np.array([self._chosen], np.int32))
+        self._chosen, logprobs = self._choice.choose(generator.get_logits()[0, -1])
+        return self._chosen, logprobs
 
     def __repr__(self) -> str:
         return f"<GenaiSequence {self.made} of {self.request.max_tokens} tokens, {self.prefilled} prefilled>"
@@ -140,7 +172,7 @@ class OnnxGenerativeEngine:
                 f"{self.artefact.name} has room for {self._cache_tokens} here; ask for fewer max_tokens"
             )
         stop_tokens = frozenset() if request.ignore_stop else self._stop_tokens | frozenset(request.stop_tokens)
-        sequence = GenaiSequence(request, cache_tokens, stop_tokens)
+        sequence = GenaiSequence(request, cache_tokens, stop_tokens, TokenChoice(request, self._stop_tokens))
         if all(one.has_begun for one in self._sequences.values()) and self._has_room(sequence):
             sequence.begin(self._new_generator(sequence))
         self._sequences[id] = sequence
@@ -209,23 +241,23 @@ class OnnxGenerativeEngine:
             "no_repeat_ngram_size": 0,
             "do_sample": False,
         }
-        if not is_greedy(sampling):
+        if sequence.is_runtimes and not is_greedy(sampling):
             whole = self._vocabulary_size
             top_k = sampling.top_k if 0 < sampling.top_k < whole else 0
             options |= {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
             options["top_k"] = top_k or (whole if sampling.top_p < 1.0 else 0)  # why: above
-        if sampling.seed is not None:
-            options["random_seed"] = sampling.seed % 2**31  # a C int there; -1 is chance
+            if sampling.seed is not None:
+                options["random_seed"] = sampling.seed % 2**31  # a C int there; -1 is chance
         return options
 
     def _advance(self, id: int, sequence: GenaiSequence) -> list[SequenceProgress]:
         if not sequence.prefill():
             return []
-        token, logits = sequence.next_token()
+        token, logprobs = sequence.next_token()
         if token in sequence.stop_tokens:
             del self._sequences[id]
             return [SequenceProgress(id, finished="stop", stop_token=True)]
-        batch = _batch(sequence, token, logits)
+        batch = _batch(sequence, token, logprobs)
         sequence.made += 1
         finished: FinishReason | None = None
         if sequence.made >= sequence.request.max_tokens or sequence.prefilled + sequence.made >= self._context:
@@ -250,8 +282,8 @@ def _load(artefact: Path, threads: int, stop_tokens: list[int]) -> Any:
         raise failure_of(error, f"{artefact}: onnxruntime-genai cannot load it") from error
 
 
-def _batch(sequence: GenaiSequence, token: int, logits: NDArray[np.float32] | None) -> TokenBatch:
-    if logits is None:
+def _batch(sequence: GenaiSequence, token: int, logprobs: TokenLogprobs | None) -> TokenBatch:
+    if logprobs is None:
         return TokenBatch(sequence.made, (token,))
-    logprob, top = token_logprobs(logits, token, sequence.request.logprobs or 0)
+    logprob, top = logprobs
     return TokenBatch(sequence.made, (token,), (logprob,), (top,) if top else ())

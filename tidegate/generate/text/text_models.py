@@ -1,7 +1,8 @@
 """The text side of each generating model: its tokenizer, its chat template, and what both need to know of its tokens.
 
-They are read from the model's folder once, and checked against the digests of its manifest. A model whose folder lacks
-them, because it is known only from what targets offer, is asked in token ids and answers in ids.
+They are read from the model's folder once, and checked against the digests of its manifest; those of a version that was
+shipped to devices, from where its files were put for that. A model whose files are nowhere, because it is known only
+from what targets offer, is asked in token ids and answers in ids.
 
 A short text takes some tens of microseconds, less than a thread's round trip, and is done in place; more goes to a
 thread, where the tokenizers library lets go of Python's lock. Of a text far beyond the context only the beginning is
@@ -11,7 +12,7 @@ read: it is refused for having too many tokens, and at least how many is said.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -22,6 +23,7 @@ from tokenizers import Tokenizer, decoders
 from tidegate.generate.text.detokenizer import Detokenizer
 from tidegate.generate.text.template_renderer import TemplateRenderer
 from tidegate.generate.text.text_side import check_room
+from tidegate.generate.text.tool_calls import Dialect, dialect_of
 from tidegate.generate.vocabulary import vocabulary_digest
 from tidegate.models.generative import Generative
 from tidegate.models.manifest import Manifest
@@ -73,6 +75,11 @@ class TextModel:
     @property
     def takes_tools(self) -> bool:
         return self._template is not None and "tools" in self._template
+
+    @property
+    def tool_dialect(self) -> Dialect | None:
+        """How the model writes calls of tools; None where that is not known."""
+        return dialect_of(self._template) if self._template is not None and self.takes_tools else None
 
     async def chat_prompt(
         self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any], *, room: int
@@ -146,12 +153,20 @@ class TextModel:
 
 
 class TextModels:
-    """The `TextSides` of a repository's models. `aclose` ends the process that renders their templates."""
+    """The `TextSides` of a repository's models. `aclose` ends the process that renders their templates.
 
-    def __init__(self, repository: ModelFolders) -> None:
+    Versions with the same text side share it.
+
+    Args:
+        by_digest: where a file that the repository lacks may be, by its SHA-256: of a version that was shipped; None:
+            nowhere.
+    """
+
+    def __init__(self, repository: ModelFolders, by_digest: Callable[[str], Path] | None = None) -> None:
         self._repository = repository
+        self._by_digest = by_digest
         self._renderer = TemplateRenderer()
-        self._loaded: dict[tuple[str, str], TextModel] = {}
+        self._loaded: dict[tuple[str, Generative | None], TextModel] = {}
         self._loading = asyncio.Lock()
 
     async def load(self, manifests: Sequence[Manifest]) -> None:
@@ -161,7 +176,7 @@ class TextModels:
             StartError: a tokenizer or a template is another than the manifest names, or cannot be read.
         """
         for manifest in manifests:
-            if manifest.generative is not None:
+            if manifest.generative is not None and not manifest.generative.is_text_only:
                 try:
                     await self.of(manifest)
                 except NotSupported as error:
@@ -174,7 +189,7 @@ class TextModels:
 
     async def of(self, manifest: Manifest) -> TextModel:
         """The text side of a generating model. Raises NotSupported where its folder has none."""
-        key = (manifest.name, manifest.version)
+        key = (manifest.name, manifest.generative)
         if (found := self._loaded.get(key)) is not None:
             return found
         async with self._loading:
@@ -186,30 +201,36 @@ class TextModels:
     def _read(self, manifest: Manifest, folder: Path) -> TextModel:
         generative = manifest.generative
         assert generative is not None
-        if not (folder / generative.tokenizer).is_file():
+        path = self._place(folder / generative.tokenizer, generative.tokenizer_sha256)
+        if not path.is_file():
             raise NotSupported(
                 f"the tokenizer of model {manifest.name!r} is not here, so it takes and gives token ids only: "
                 f"send input_ids to /v2/models/{manifest.name}/infer"
             )
         template = None
         try:
-            content = read_text_file(folder / generative.tokenizer, "the tokenizer", generative.tokenizer_sha256)
+            content = read_text_file(path, "the tokenizer", generative.tokenizer_sha256)
             if generative.chat_template is not None and _can_render(manifest):
-                path = folder / generative.chat_template
-                template = read_text_file(path, "the template", generative.chat_template_sha256).decode()
+                at = self._place(folder / generative.chat_template, generative.chat_template_sha256)
+                template = read_text_file(at, "the template", generative.chat_template_sha256).decode()
             tokenizer: Any = Tokenizer.from_buffer(content)
         except (RepositoryError, UnicodeDecodeError) as error:
             raise StartError(f"cannot read the text side of {manifest.name!r}: {error}") from error
         except Exception as error:  # the library raises nothing narrower
-            raise StartError(f"cannot read the tokenizer {folder / generative.tokenizer}: {error}") from error
+            raise StartError(f"cannot read the tokenizer {path}: {error}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
         if (digest := vocabulary_digest(tokenizer)) != generative.vocabulary:
             raise StartError(
-                f"{folder / generative.tokenizer}: its vocabulary has the digest {digest}, "
-                f"but the manifest names {generative.vocabulary}"
+                f"{path}: its vocabulary has the digest {digest}, but the manifest names {generative.vocabulary}"
             )
         return TextModel(manifest, tokenizer, template, self._renderer)
+
+    def _place(self, path: Path, sha256: str | None) -> Path:
+        if self._by_digest is None or sha256 is None or path.is_file():
+            return path
+        found = self._by_digest(sha256)
+        return found if found.is_file() else path
 
     async def aclose(self) -> None:
         await self._renderer.aclose()

@@ -6,7 +6,8 @@ not, as from a target that answers in one piece, come last. A front that wants t
 leaves the gateway free to begin the answer again elsewhere.
 
 Each token is one piece, together with those before it that gave no text yet: half a character, or what may be the
-beginning of a stop string. Without a text side a batch of tokens is a piece.
+beginning of a stop string. Without a text side a batch of tokens is a piece. A target that gives text instead of ids
+has a piece for each of its deltas, and its answer has the text once more at the end.
 
 Invariant: the texts of all pieces are the text of the answer; no piece holds a part of a character or of a stop string.
 """
@@ -14,24 +15,25 @@ Invariant: the texts of all pieces are the text of the answer; no piece holds a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from msgspec.structs import replace
 
-from tidegate.generate.request import MAX_OUTPUT_TOKENS, MAX_TOKENS_KEY, OUTPUT_IDS, ids_of
+from tidegate.arrays import split_bytes
+from tidegate.generate.request import MAX_OUTPUT_TOKENS, MAX_TOKENS_KEY, OUTPUT_IDS, TEXT_OUTPUT, ids_of
 from tidegate.generate.text.stop_strings import StopStrings
 from tidegate.generate.text.text_side import TextSide
 from tidegate.generate.token_stream import TokenStream
 from tidegate.generate.usage import STOPPED, Usage, usage_of
 from tidegate.oip.guard import Guard, PresentedCredentials
 from tidegate.oip.host import ModelHost
-from tidegate.oip.reply import ROUTE_KEY, SERVED_BY_KEY, reply_parameters, route_text
+from tidegate.oip.reply import reply_parameters, route_words
 from tidegate.outcome import BadAnswer, InvalidRequest, ServeError
 from tidegate.runtime.owned_task import cancel_and_wait
-from tidegate.token_sink import TokenBatch, TopLogprob
-from tidegate.types import Call, Reply, Route
+from tidegate.token_sink import TextDelta, TokenBatch, TopLogprob
+from tidegate.types import Call, Reply, Resumed, Route, Tensor
 
 
 class Piece(NamedTuple):
@@ -41,6 +43,7 @@ class Piece(NamedTuple):
     ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()  # of each token, where they were asked for
     top: tuple[tuple[TopLogprob, ...], ...] = ()
+    more: Mapping[str, Any] | None = None  # beside the text, from a target that gives text
 
 
 class GenerationAnswer:
@@ -67,15 +70,20 @@ class GenerationAnswer:
         self.reply: Reply | None = None  # once it has ended, unless a stop string ended it
         self.call = call
         self._host = host
-        self._prompt_tokens = len(prompt)
+        words = call.request.text
+        self._prompt_tokens = len(prompt) or (0 if words is None else words.about_tokens)
         self._detokenizer = None if text is None else text.detokenizer(prompt)
         self._vocabulary_size = None if text is None else text.generative.vocabulary_size
         self._stop = StopStrings(stop)
-        self._stream = None if whole and not stop and "logprobs" not in call.request.parameters else TokenStream()
+        # What comes beside a text (`Piece.more`) is not in the answer at the end.
+        at_once = whole and not stop and "logprobs" not in call.request.parameters and not (words and words.has_tools)
+        self._stream = None if at_once else TokenStream()
         self._answering: asyncio.Task[Reply] | None = None
         self._failure: ServeError | None = None
         self.route: Route | None = None  # from the first piece on, where the host knows it
-        self._seen = 0  # tokens
+        self._resumed = 0  # times that it was gone on with elsewhere, as far as `new_resumed` has said
+        self._seen = 0  # tokens, or deltas of text
+        self._seen_characters = 0  # of the deltas
         self._most = call.request.parameters.get(MAX_TOKENS_KEY, MAX_OUTPUT_TOKENS)
         self._held: list[tuple[int, TokenBatch]] = []  # tokens without text so far, as (index, batch)
 
@@ -96,9 +104,14 @@ class GenerationAnswer:
         """Where and why it is answered, as headers; all of it at the end, the route from the first piece on."""
         if self.reply is not None:
             return reply_parameters(self.reply)
-        if self.route is None:
-            return {}
-        return {SERVED_BY_KEY: self.route.served_by, ROUTE_KEY: route_text(self.route)}
+        return {} if self.route is None else route_words(self.route)
+
+    @property
+    def version(self) -> str:
+        """Of the model that answers, as far as that is known."""
+        if self.reply is not None:
+            return self.reply.response.model_version
+        return "" if self.route is None else self.route.version
 
     async def take(self) -> list[Piece]:
         """What has come since the last time, waiting for the first of it; nothing at the end. Raises ServeError."""
@@ -110,6 +123,14 @@ class GenerationAnswer:
             if pieces:
                 return pieces
         return []
+
+    def new_resumed(self) -> tuple[Resumed, ...]:
+        """What is new of targets that went on with it, once; for a front to say as it comes."""
+        if self.route is None or len(self.route.resumed) == self._resumed:
+            return ()
+        new = self.route.resumed[self._resumed :]
+        self._resumed = len(self.route.resumed)
+        return new
 
     def fail(self, error: ServeError) -> None:
         """End it with this error, though it is still being written."""
@@ -151,10 +172,8 @@ class GenerationAnswer:
 
     async def _end(self) -> list[Piece]:
         reply = await (self._host.infer(self.call) if self._answering is None else self._answering)
-        usage, ids = usage_of(reply.response), _output_ids(reply)
-        if len(ids) < self._seen:
-            raise BadAnswer(f"a generation of {len(ids)} tokens of which {self._seen} had come")
-        pieces = self._pieces([TokenBatch(self._seen, ids[self._seen :])]) if len(ids) > self._seen else []
+        usage, rest = usage_of(reply.response), self._rest(reply)
+        pieces = self._pieces([rest]) if rest.size else []
         if self.usage is None:  # no stop string in the last ones
             pieces += self._flushed()
         self.reply = reply
@@ -162,9 +181,25 @@ class GenerationAnswer:
             self.usage = usage
         return pieces
 
+    def _rest(self, reply: Reply) -> TokenBatch:
+        """What the answer has that had not come before. Raises BadAnswer."""
+        text = next((one for one in reply.response.outputs if one.name == TEXT_OUTPUT), None)
+        if text is not None:
+            rest = _one_text(text)[self._seen_characters :]
+            return TokenBatch(self._seen, (), deltas=(TextDelta(rest),) if rest else ())
+        ids = _output_ids(reply)
+        if len(ids) < self._seen:
+            raise BadAnswer(f"a generation of {len(ids)} tokens of which {self._seen} had come")
+        return TokenBatch(self._seen, ids[self._seen :])
+
     def _pieces(self, batches: Sequence[TokenBatch]) -> list[Piece]:
         pieces: list[Piece] = []
         for batch in batches:
+            if batch.deltas:
+                pieces += self._text_pieces(batch.deltas)
+                if self._stop.is_stopped:
+                    return pieces
+                continue
             self._check_count(len(batch.ids))
             if self._detokenizer is None:
                 self._seen += len(batch.ids)
@@ -184,6 +219,19 @@ class GenerationAnswer:
                 if self._stop.is_stopped:
                     self._stopped()
                     return pieces
+        return pieces
+
+    def _text_pieces(self, deltas: Sequence[TextDelta]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for delta in deltas:
+            self._seen += 1
+            self._seen_characters += len(delta.text)
+            text = self._stop.push(delta.text)
+            if text or delta.more is not None:
+                pieces.append(Piece(text, (), more=delta.more))
+            if self._stop.is_stopped:
+                self._stopped()
+                break
         return pieces
 
     def _check_count(self, more: int) -> None:
@@ -208,9 +256,7 @@ class GenerationAnswer:
         )
 
     def _flushed(self) -> list[Piece]:
-        if self._detokenizer is None:
-            return []
-        text = self._stop.push(self._detokenizer.flush())
+        text = self._stop.push("" if self._detokenizer is None else self._detokenizer.flush())
         if self._stop.is_stopped:
             self._stopped()
         else:
@@ -225,6 +271,14 @@ class GenerationAnswer:
     def __repr__(self) -> str:
         state = "under way" if self.usage is None else f"ended: {self.usage.finish_reason}"
         return f"<GenerationAnswer {self._prompt_tokens}+{self._seen} tokens, {state}>"
+
+
+def _one_text(tensor: Tensor) -> str:
+    try:
+        [text] = split_bytes(tensor.raw, name=tensor.name)
+        return text.decode()
+    except (InvalidRequest, ValueError) as error:
+        raise BadAnswer(f"a generation whose {TEXT_OUTPUT!r} is not one text") from error
 
 
 def _output_ids(reply: Reply) -> tuple[int, ...]:

@@ -5,10 +5,16 @@ Pure.
 
 from __future__ import annotations
 
+from typing import Final
+
+from tidegate.generate.text.text_side import check_room
 from tidegate.models.generative import Generative
 from tidegate.models.manifest import Manifest
 from tidegate.oip.content_limits import ContentLimits
 from tidegate.outcome import InvalidRequest, NotSupported
+from tidegate.text_prompt import TextPrompt
+
+_SURELY: Final = 4
 
 
 def generative_of(manifest: Manifest) -> Generative:
@@ -21,6 +27,14 @@ def generative_of(manifest: Manifest) -> Generative:
 def prompt_room(model: Generative, limits: ContentLimits) -> int:
     """The most tokens of a prompt: one of the context is for the answer."""
     return min(model.context - 1, limits.max_prompt_tokens)
+
+
+def check_words(words: TextPrompt, model: Generative, limits: ContentLimits) -> None:
+    """Raises PromptTooLong for a text that has more tokens than there is room for, however it is cut into them.
+
+    Nobody here knows how: four characters are usual for a token, and a text of four times as many is surely too long.
+    """
+    check_room(words.about_tokens // _SURELY, prompt_room(model, limits), at_least=True)
 
 
 def output_tokens(model: Generative, prompt_tokens: int, asked: int | None, limits: ContentLimits) -> int:

@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Any, Final, Self
 
+import msgspec
 from msgspec.structs import replace
 
 from tidegate.arrays import split_bytes
 from tidegate.generate.check import checked_generation
 from tidegate.generate.request import (
+    IGNORE_STOP_KEY,
     INPUT_IDS,
     MAX_TOKENS_KEY,
     OUTPUT_IDS,
+    SEED_KEY,
+    TEMPERATURE_KEY,
     TEXT_INPUT,
     TEXT_OUTPUT,
+    TOP_K_KEY,
+    TOP_P_KEY,
+    generate_request,
     ids_of,
     ids_tensor,
 )
@@ -29,14 +36,16 @@ from tidegate.generate.usage import Usage, usage_parameters
 from tidegate.models.manifest import Manifest
 from tidegate.oip.content_limits import ContentLimits
 from tidegate.oip.generation.answer import GenerationAnswer, Piece
-from tidegate.oip.generation.bounds import generative_of, output_tokens, prompt_room
+from tidegate.oip.generation.bounds import check_words, generative_of, output_tokens, prompt_room
 from tidegate.oip.host import ModelHost
 from tidegate.outcome import InvalidRequest, NotSupported
+from tidegate.text_prompt import PROMPT, TextPrompt
 from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, Tensor
 
 STOP_KEY: Final = "stop"
 MAX_STOP_STRINGS: Final = 16
 MAX_STOP_CHARACTERS: Final = 1024
+_SAID_IN_WORDS: Final = (MAX_TOKENS_KEY, TEMPERATURE_KEY, TOP_P_KEY, TOP_K_KEY, SEED_KEY, IGNORE_STOP_KEY)
 
 
 class OipGeneration:
@@ -77,6 +86,8 @@ class OipGeneration:
         """
         request, model = call.request, generative_of(manifest)
         inputs = {tensor.name: tensor for tensor in request.inputs}
+        if model.is_text_only:
+            return cls._in_words(host, call, manifest, limits, _stop_of(request) if stop is None else stop, whole)
         if (TEXT_INPUT in inputs) == (INPUT_IDS in inputs):
             raise InvalidRequest(f"a generation takes one of the inputs {TEXT_INPUT!r} and {INPUT_IDS!r}")
         stop = _stop_of(request) if stop is None else stop
@@ -97,6 +108,31 @@ class OipGeneration:
         answer = GenerationAnswer(host, replace(call, request=passed), prompt, shown, stop=stop, whole=whole)
         return cls(answer, request, manifest.version, outputs)
 
+    @classmethod
+    def _in_words(
+        cls, host: ModelHost, call: Call, manifest: Manifest, limits: ContentLimits, stop: Sequence[str], whole: bool
+    ) -> Self:
+        """The same of a model whose tokens are not known here: text in, text out."""
+        request, model = call.request, generative_of(manifest)
+        tensor = next((one for one in request.inputs if one.name == TEXT_INPUT), None)
+        if tensor is None:
+            raise InvalidRequest(f"missing input {TEXT_INPUT!r}: model {manifest.name!r} is served as text")
+        fields: dict[str, Any] = {
+            PROMPT: _text_of(tensor),
+            **({STOP_KEY: list(stop)} if stop else {}),
+            **{name: request.parameters[name] for name in _SAID_IN_WORDS if name in request.parameters},
+        }
+        fields.setdefault(TEMPERATURE_KEY, 0.0)
+        words = TextPrompt({name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()})
+        check_words(words, model, limits)
+        ids = ids_tensor(INPUT_IDS, ())
+        asked = generate_request(replace(request, inputs=(ids,)), default_max_tokens=model.default_max_tokens)
+        most = output_tokens(model, 0, asked.max_tokens if MAX_TOKENS_KEY in request.parameters else None, limits)
+        said = {name: value for name, value in request.parameters.items() if name != STOP_KEY}
+        passed = replace(request, inputs=(), outputs=(), parameters={**said, MAX_TOKENS_KEY: most}, text=words)
+        answer = GenerationAnswer(host, replace(call, request=passed), (), stop=stop, whole=whole)
+        return cls(answer, request, manifest.version, frozenset({TEXT_OUTPUT}))
+
     def response(self, pieces: Sequence[Piece], usage: Usage | None = None) -> InferResponse:
         """A part of the answer, or all of it. Args: usage: of the last part."""
         outputs: list[Tensor] = []
@@ -105,8 +141,7 @@ class OipGeneration:
             outputs.append(Tensor(TEXT_OUTPUT, Datatype.BYTES, (1,), struct.pack("<I", len(text)) + text))
         if OUTPUT_IDS in self._outputs:
             outputs.append(ids_tensor(OUTPUT_IDS, tuple([id for piece in pieces for id in piece.ids])))
-        reply = self.answer.reply
-        version = reply.response.model_version if reply is not None else self._request.model_version or self._version
+        version = self.answer.version or self._request.model_version or self._version
         said = {} if usage is None else usage_parameters(usage)
         return InferResponse(self._request.model_name, version, tuple(outputs), self._request.id, said)
 

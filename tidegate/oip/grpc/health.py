@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from tidegate.oip.host import ModelHost
 
+HEALTH_SERVICE: Final[str] = health.SERVICE_NAME
 WATCH_INTERVAL_S: Final = 1.0
 
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING

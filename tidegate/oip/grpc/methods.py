@@ -1,22 +1,25 @@
 """The gRPC methods of an OIP server beside inference, each with its messages and its answer.
 
 An answer is a dict with the fields of its response message. It is worked out from the request and the host that the
-caller may see, and from nothing else.
+caller may see, and from nothing else. The methods that load and unload models are given the process's model control
+instead, and answer with an empty message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 from google.protobuf.message import Message
 
 from tidegate.oip import metadata
 from tidegate.oip.host import ModelHost
+from tidegate.oip.repository.model_control import NO_OVERRIDES, ModelControl
 from tidegate.outcome import NotSupported
 from tidegate.rpc import oip_pb2
 
 Ask = Callable[[Any, ModelHost], Mapping[str, Any]]
+Control = Callable[[Any, ModelControl], Awaitable[None]]
 
 HEALTH: Final = frozenset({"ServerLive", "ServerReady"})  # open without credentials
 
@@ -46,21 +49,14 @@ def _model_statistics(message: oip_pb2.ModelStatisticsRequest, host: ModelHost) 
     return metadata.model_statistics(host.statistics(message.name, message.version))
 
 
-def _index(message: oip_pb2.RepositoryIndexRequest, host: ModelHost) -> Mapping[str, Any]:
-    return {"models": metadata.repository_index(host, only_ready=message.ready)}
-
-
-def _load(message: oip_pb2.RepositoryModelLoadRequest, host: ModelHost) -> Mapping[str, Any]:
-    name = message.model_name or message.repository_name  # kserve sends the name in the repository's field
-    host.manifest(name)
+async def _load(message: oip_pb2.RepositoryModelLoadRequest, control: ModelControl) -> None:
     if message.parameters:
-        raise NotSupported("loading a model with a configuration or files of the caller's is not supported")
-    return {}
+        raise NotSupported(NO_OVERRIDES)
+    await control.load(message.model_name or message.repository_name)  # kserve sends it in the repository's field
 
 
-def _unload(message: oip_pb2.RepositoryModelUnloadRequest, host: ModelHost) -> Mapping[str, Any]:
-    host.manifest(message.model_name or message.repository_name)
-    raise NotSupported("unloading a model is not supported; take it out of the repository instead")
+async def _unload(message: oip_pb2.RepositoryModelUnloadRequest, control: ModelControl) -> None:
+    await control.unload(message.model_name or message.repository_name)
 
 
 ASKED: Final[dict[str, tuple[type[Message], type[Message], Ask]]] = {
@@ -73,7 +69,9 @@ ASKED: Final[dict[str, tuple[type[Message], type[Message], Ask]]] = {
     "ModelStatistics": (
         oip_pb2.ModelStatisticsRequest, oip_pb2.ModelStatisticsResponse, _model_statistics,
     ),
-    "RepositoryIndex": (oip_pb2.RepositoryIndexRequest, oip_pb2.RepositoryIndexResponse, _index),
+}  # fmt: skip
+
+CONTROLLED: Final[dict[str, tuple[type[Message], type[Message], Control]]] = {
     "RepositoryModelLoad": (
         oip_pb2.RepositoryModelLoadRequest, oip_pb2.RepositoryModelLoadResponse, _load,
     ),

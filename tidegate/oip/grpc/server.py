@@ -16,8 +16,8 @@ with its request's id, and the last has `triton_final_response`.
 While the server drains (`drain`), a stream answers what it has read, and ends with a refusal that names a time to
 retry.
 
-Loading a model that exists here is answered as done, because whatever the repository holds is served; unloading and
-loading with overrides are not supported, nor are tracing, log settings and shared memory.
+Models are loaded and unloaded by the process's model control (`tidegate/oip/repository/model_control.py`); loading with
+overrides is not supported, nor are tracing, log settings and shared memory.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ from tidegate.oip.generation.oip_generation import OipGeneration
 from tidegate.oip.grpc.codec import message_from_response, parse_request, request_from_message
 from tidegate.oip.grpc.guard import credentials_over_grpc
 from tidegate.oip.grpc.health import HealthService
-from tidegate.oip.grpc.methods import ASKED, HEALTH, Ask
+from tidegate.oip.grpc.methods import ASKED, CONTROLLED, HEALTH, Ask, Control
 from tidegate.oip.grpc.reflection import SERVICE, inference_pool
 from tidegate.oip.grpc.stream_headers import send_headers
 from tidegate.oip.grpc.stream_requests import read_until
 from tidegate.oip.guard import Guard, OpenGuard
 from tidegate.oip.host import ModelHost
+from tidegate.oip.metadata import repository_index
 from tidegate.oip.offload import CodecThreads
 from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
+from tidegate.oip.repository.model_control import ControlAccess, FixedModels
 from tidegate.oip.status import CODE_KEY, TICKET_KEY, error_code, error_metadata, grpc_status, message_of
 from tidegate.oip.unknown_headers import warn_of_unknown
 from tidegate.outcome import (
@@ -77,6 +79,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 Method = Callable[[bytes, Context], Awaitable[bytes]]
 Status = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]  # as `abort` takes it
 
+SHARED_AGE_S: Final = 20.0  # gRPC varies it by a tenth
+
 _MAX_PENDING: Final = 100_000  # calls that grpc has and Python does not yet
 
 _MAX_QUESTION_BYTES: Final = 64 * 1024  # of anything but inference: names, mostly
@@ -91,13 +95,16 @@ _STATUS_CODES: Final = {code.name: code for code in grpc.StatusCode}
 _log = structlog.get_logger(__name__)
 
 
-def server_options(max_message_bytes: int) -> list[tuple[str, Any]]:
+def server_options(max_message_bytes: int, *, shares_port: bool = False) -> list[tuple[str, Any]]:
     """Options for `grpc.aio.server`: the size of a message, and what a long-lived connection needs."""
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", max_message_bytes),
-        # Without this two processes on one port would share its connections instead of the second failing to start.
-        ("grpc.so_reuseport", 0),
+        # With it two processes on one port share its connections, meant or not, and the second does not fail to start.
+        ("grpc.so_reuseport", int(shares_port)),
+        # Connections to shared ports are opened anew now and then, so that they spread over processes that came later,
+        # and so that a process which accepts no more is left by all of them. Calls on them are answered.
+        *([("grpc.max_connection_age_ms", int(SHARED_AGE_S * 1e3))] if shares_port else []),
         # A gateway and kserve ping idle connections; the default of five minutes would send them away for it.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
@@ -116,6 +123,7 @@ class OipService:
         on_refused: called with (protocol, model name, error) for each inference refused here, before the host saw it.
         guard: authorizes calls other than health and reflection; None: every call is allowed.
         limits: bounds on the content of one request.
+        control: who may load and unload models, and how; None: the models are fixed.
         held: the memory budget for large messages, shared with other protocols.
         texts: the text sides of generating models; None: such models take and give token ids.
     """
@@ -127,6 +135,7 @@ class OipService:
         max_message_bytes: int,
         on_refused: RefusalObserver | None = None,
         guard: Guard | None = None,
+        control: ControlAccess | None = None,
         limits: ContentLimits = DEFAULT,
         held: BodyMemory | None = None,
         texts: TextSides | None = None,
@@ -136,6 +145,7 @@ class OipService:
         self._held = held or BodyMemory(body_budget.DEFAULT.max_held_bytes)
         self._open = host  # for health, which needs no credentials
         self._guard = guard or OpenGuard(host)
+        self._control = control or FixedModels(self._guard)
         self._max_message_bytes = max_message_bytes
         self._on_refused = on_refused
         self._aside = CodecThreads()
@@ -164,7 +174,9 @@ class OipService:
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[bytes, bytes]]:
         """The handler of each method. No (de)serializers: bytes come in and go out."""
         unary = {name: self._answer(name, *entry) for name, entry in ASKED.items()}
+        unary |= {name: self._controlling(*entry) for name, entry in CONTROLLED.items()}
         unary |= {name: self._refuse_unsupported(name) for name in _UNSUPPORTED}
+        unary["RepositoryIndex"] = self._repository_index
         unary["ModelInfer"] = self._model_infer
         handlers = {name: grpc.unary_unary_rpc_method_handler(_refusing(method)) for name, method in unary.items()}
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._model_stream_infer)
@@ -174,10 +186,11 @@ class OipService:
         """Name, request, response and streaming of each method, for reflection."""
         asked = [
             (name, request.DESCRIPTOR.name, response.DESCRIPTOR.name, False)
-            for name, (request, response, _) in ASKED.items()
+            for name, (request, response, _) in (*ASKED.items(), *CONTROLLED.items())
         ]
         return [
             *asked,
+            ("RepositoryIndex", "RepositoryIndexRequest", "RepositoryIndexResponse", False),
             ("ModelInfer", "ModelInferRequest", "ModelInferResponse", False),
             ("ModelStreamInfer", "ModelInferRequest", "ModelStreamInferResponse", True),
         ]
@@ -331,6 +344,25 @@ class OipService:
             host = self._open if name in HEALTH else await self._admitted(context)
             answer = ask(_parse(request(), raw), host)
             return ParseDict(dict(answer), response(), ignore_unknown_fields=True).SerializeToString()
+
+        return method
+
+    async def _repository_index(self, raw: bytes, context: Context) -> bytes:
+        host = await self._admitted(context)
+        asked = oip_pb2.RepositoryIndexRequest()
+        _parse(asked, raw)
+        models = repository_index(host, await self._control.statuses(host), only_ready=asked.ready)
+        return ParseDict({"models": models}, oip_pb2.RepositoryIndexResponse()).SerializeToString()
+
+    def _controlling(
+        self, request: type[Message], response: type[Message], change: Control
+    ) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        """A method that changes which models there are."""
+
+        async def method(raw: bytes, context: Context) -> bytes:
+            control = await self._control.admit(credentials_over_grpc(_text_metadata(context), context, PROTOCOL))
+            await change(_parse(request(), raw), control)
+            return response().SerializeToString()
 
         return method
 

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from aiohttp import web
+
+from tidegate.oip.reply import RESUMED_KEY, resumed_text
+from tidegate.types import Resumed
 
 HELD_BYTES: Final = 32 * 1024  # below what pauses a transport, so that a write of less never waits
 _KERNEL_BYTES: Final = 64 * 1024  # some 400 tokens
@@ -25,6 +28,11 @@ _HEADERS: Final = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would collect the events otherwise
 }
+
+
+def resumed_comments(resumed: Iterable[Resumed]) -> bytes:
+    """Comments, which clients pass by: another target has gone on with what the events say."""
+    return b"".join([f": {RESUMED_KEY} {resumed_text(one)}\n\n".encode() for one in resumed])
 
 
 class StalledReader(ConnectionError):

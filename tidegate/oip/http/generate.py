@@ -30,12 +30,12 @@ from tidegate.oip.generation.bounds import generative_of
 from tidegate.oip.generation.oip_generation import STOP_KEY, OipGeneration, checked_stop
 from tidegate.oip.guard import Guard
 from tidegate.oip.http.body import read_body
-from tidegate.oip.http.event_stream import EventStream
+from tidegate.oip.http.event_stream import EventStream, resumed_comments
 from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
 from tidegate.oip.http.responses import RefusalObserver, error_body, json_response
 from tidegate.oip.parameters import checked
-from tidegate.oip.reply import reply_parameters
+from tidegate.oip.reply import CUT_KEY, RESUMED_KEY, reply_parameters
 from tidegate.oip.unknown_headers import warn_of_unknown
 from tidegate.outcome import InvalidRequest, ServeError
 from tidegate.types import Datatype, InferRequest, InferResponse, Parameter, Tensor
@@ -45,6 +45,7 @@ PROTOCOL: Final = "oip-http"
 _ID: Final = "id"
 _PARAMETERS: Final = "parameters"
 _NOT_PASSED: Final = frozenset({TEXT_INPUT, INPUT_IDS, _ID, _PARAMETERS, STOP_KEY, "stream"})
+_NO_WORDS: Final[Mapping[str, str]] = {}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -97,9 +98,11 @@ class GenerateRoutes:
                 with answer.follow(self._guard, credentials_over_http(request, PROTOCOL)):
                     await events.begin(words)
                     while pieces:
-                        await events.write(b"".join([_event(_fields(generation.response([one]))) for one in pieces]))
+                        said = [_event(_fields(generation.response([one]))) for one in pieces]
+                        await events.write(resumed_comments(answer.new_resumed()) + b"".join(said))
                         pieces = await answer.take()
-                    await events.write(_event(_fields(generation.response([], answer.usage))))
+                    last = generation.response([], answer.usage)
+                    await events.write(resumed_comments(answer.new_resumed()) + _event(_fields(last, answer.words)))
                     await events.end()
             except ConnectionError:  # the caller has left: leaving `answer` cancels what is under way
                 pass
@@ -193,7 +196,8 @@ def _stop(given: object) -> tuple[str, ...]:
     return checked_stop(strings)
 
 
-def _fields(response: InferResponse) -> dict[str, Any]:
+def _fields(response: InferResponse, words: Mapping[str, str] = _NO_WORDS) -> dict[str, Any]:
+    """Args: words: of the whole answer; those of them that its headers could not have."""
     fields: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
     if response.id:
         fields[_ID] = response.id
@@ -202,7 +206,8 @@ def _fields(response: InferResponse) -> dict[str, Any]:
             fields[TEXT_OUTPUT] = split_bytes(tensor.raw)[0].decode()
         elif tensor.name == OUTPUT_IDS:
             fields[OUTPUT_IDS] = ids_of(tensor)
-    return {**fields, **response.parameters}
+    late = {key: words[key] for key in (RESUMED_KEY, CUT_KEY) if key in words}
+    return {**fields, **response.parameters, **late}
 
 
 def _event(fields: Mapping[str, Any]) -> bytes:

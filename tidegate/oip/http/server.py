@@ -63,6 +63,7 @@ from tidegate.oip.http.responses import (
 from tidegate.oip.offload import LARGE_BYTES, CodecThreads
 from tidegate.oip.orca import LOAD_FORMAT_KEY, LOAD_KEY, load_text
 from tidegate.oip.reply import reply_parameters
+from tidegate.oip.repository.model_control import NO_OVERRIDES, ControlAccess, FixedModels
 from tidegate.oip.unknown_headers import warn_of_unknown
 from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
 from tidegate.trace_context import PARENT_KEY
@@ -112,6 +113,7 @@ class OipRoutes:
         max_body_bytes: int,
         on_refused: RefusalObserver | None = None,
         guard: Guard | None = None,
+        control: ControlAccess | None = None,
         limits: ContentLimits = DEFAULT,
         body_limits: BodyLimits = body_budget.DEFAULT,
         held: BodyMemory | None = None,
@@ -121,6 +123,7 @@ class OipRoutes:
         host: answers the calls.
         texts: the text sides of generating models; None: such models take and give token ids.
         max_body_bytes: of a request, after decompression.
+        control: who may load and unload models, and how; None: the models are fixed.
         limits: bounds on the content of a request.
         body_limits: how a body may come.
         held: the memory budget for large bodies, shared with other protocols.
@@ -129,6 +132,7 @@ class OipRoutes:
         """
         self._open = host  # for health, which needs no credentials
         self._guard = guard or OpenGuard(host)
+        self._control = control or FixedModels(self._guard)
         self._max_body_bytes = max_body_bytes
         self._limits = limits
         self._body_limits = body_limits
@@ -161,8 +165,8 @@ class OipRoutes:
             self._get("/v2/models/stats", statistics),
             *[route for prefix in (model, version) for route in self._model_table(prefix)],
             self._post("/v2/repository/index", self.index),
-            self._post("/v2/repository/models/{model}/load", self.load),
-            self._post("/v2/repository/models/{model}/unload", unload),
+            web.post("/v2/repository/models/{model}/load", self.load),
+            web.post("/v2/repository/models/{model}/unload", self.unload),
             *[route for path in _UNSUPPORTED for route in (self._get(path, _refuse), self._post(path, _refuse))],
         ]
 
@@ -278,7 +282,8 @@ class OipRoutes:
 
     async def index(self, request: web.Request, host: ModelHost) -> web.Response:
         asked = await self._json_object(request)
-        return json_response(metadata.repository_index(host, only_ready=asked.get("ready") is True))
+        statuses = await self._control.statuses(host)
+        return json_response(metadata.repository_index(host, statuses, only_ready=asked.get("ready") is True))
 
     async def _json_object(self, request: web.Request) -> dict[str, Any]:
         """A body that may be empty or a JSON object."""
@@ -289,11 +294,18 @@ class OipRoutes:
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise InvalidRequest("the body is no JSON object") from error
 
-    async def load(self, request: web.Request, host: ModelHost) -> web.Response:
-        """Done for a model that exists: whatever the repository holds is served."""
-        host.manifest(request.match_info["model"])
+    async def load(self, request: web.Request) -> web.Response:
+        control = await self._control.admit(credentials_over_http(request, PROTOCOL))
         if (await self._json_object(request)).get("parameters"):
-            raise NotSupported("loading a model with a configuration or files of the caller's is not supported")
+            raise NotSupported(NO_OVERRIDES)
+        await control.load(request.match_info["model"])
+        return web.Response()
+
+    async def unload(self, request: web.Request) -> web.Response:
+        """Its parameters, as of Triton's dependents, change nothing here."""
+        control = await self._control.admit(credentials_over_http(request, PROTOCOL))
+        await self._json_object(request)
+        await control.unload(request.match_info["model"])
         return web.Response()
 
 
@@ -320,11 +332,6 @@ async def model_config(request: web.Request, host: ModelHost) -> web.Response:
 
 async def statistics(request: web.Request, host: ModelHost) -> web.Response:
     return json_response(metadata.model_statistics(host.statistics(*_address(request))))
-
-
-async def unload(request: web.Request, host: ModelHost) -> web.Response:
-    host.manifest(request.match_info["model"])
-    raise NotSupported("unloading a model is not supported; take it out of the repository instead")
 
 
 async def _refuse(request: web.Request, _: ModelHost) -> web.StreamResponse:

@@ -17,6 +17,7 @@ It can be wrong for a batch that grows while a generation runs, which then takes
 from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
+from math import inf
 from typing import Final, Protocol
 
 import numpy as np
@@ -35,6 +36,7 @@ from tidegate.serving.generation.sequence_meter import SequenceMeter
 from tidegate.serving.generation.sequence_scheduler import SequenceNeed, SequenceResult, SequenceScheduler
 from tidegate.serving.target_model import Computation, Computed
 from tidegate.token_sink import TokenSink
+from tidegate.types import Call
 
 EXPECTED_WEIGHT: Final = 0.1  # of the latest answer in the share of `max_tokens` that answers use
 _LEAST_S: Final = 1e-3  # of a token's share of the time that is left
@@ -155,13 +157,15 @@ class GeneratingVariant:
         certain = generated_units(self.manifest, prompt, request.max_tokens if whole else 1)
         expected = generated_units(self.manifest, prompt, max(1.0, share * request.max_tokens))
         return SequenceNeed(
-            computation.deadline,
+            deadline=computation.deadline,
             # Proof is what was measured alone: that many sequences at once were slow says nothing of the next one.
-            min(1.0, service.residual.factor) * service.table.floor_for(certain),
-            service.predict_s(expected),
-            service.predict_s(computation.work.units),
-            (prompt + request.max_tokens) * self._cache_bytes,
-            computation.call.priority,
+            certain_s=min(1.0, service.residual.factor) * service.table.floor_for(certain),
+            expected_s=service.predict_s(expected),
+            longest_s=service.predict_s(computation.work.units),
+            cache_bytes=(prompt + request.max_tokens) * self._cache_bytes,
+            priority=computation.call.priority,
+            first_by=_first_by(computation.call),
+            first_s=service.predict_s(generated_units(self.manifest, prompt, 1)),
         )
 
     def _answer(
@@ -206,6 +210,11 @@ class GeneratingVariant:
         return (
             f"<GeneratingVariant {self.manifest.name}:{self.manifest.version}/{self.variant.name} {self.scheduler!r}>"
         )
+
+
+def _first_by(call: Call) -> float:
+    """The instant by which its first token should be made; infinite where that does not matter."""
+    return inf if call.ttft_s is None or call.tokens is None else call.arrived_at + call.ttft_s
 
 
 def _units(manifest: Manifest, usage: Usage) -> float:

@@ -35,6 +35,8 @@ class SequenceNeed(msgspec.Struct, frozen=True):
     longest_s: float
     cache_bytes: int
     priority: int = 0
+    first_by: float = inf
+    first_s: float = 0.0
 
 
 class SequenceResult(msgspec.Struct, Generic[T], frozen=True):
@@ -121,7 +123,14 @@ class SequenceScheduler:
             raise Unreachable(unavailable())
         queued_at = clock.now()
         ticket = SequenceTicket(
-            next(self._ids), need.deadline, need.certain_s, need.expected_s, need.cache_bytes, need.priority
+            id=next(self._ids),
+            deadline=need.deadline,
+            certain_s=need.certain_s,
+            expected_s=need.expected_s,
+            cache_bytes=need.cache_bytes,
+            priority=need.priority,
+            first_by=need.first_by,
+            first_s=need.first_s,
         )
         stands = self._queue.admit(ticket, queued_at)
         turn = self._turns[ticket.id] = asyncio.get_running_loop().create_future()

@@ -28,6 +28,7 @@ from tidegate.tools.broker.mosquitto_config import (
     gateway_user,
     new_password,
     passwd_text,
+    pool_user,
     users_in,
 )
 
@@ -69,6 +70,7 @@ def broker() -> None:
     "--fleet", default=DEFAULT_FLEET, show_default=True, help="The fleet, as its agents and gateways call it."
 )
 @click.option("--gateway", "gateways", multiple=True, metavar="NAME", help="A gateway's name; repeatable.")
+@click.option("--pool", "pools", multiple=True, metavar="NAME", help="A pool that announces itself; repeatable.")
 @click.option("--device", "devices", multiple=True, metavar="NAME", help="With passwords: a device's name; repeatable.")
 @click.option(
     "--users",
@@ -96,6 +98,7 @@ def config(
     installed_at: Path | None,
     fleet: str,
     gateways: tuple[str, ...],
+    pools: tuple[str, ...],
     devices: tuple[str, ...],
     users: Users,
     renewed: tuple[str, ...],
@@ -122,8 +125,9 @@ def config(
     try:
         plan = MosquittoPlan(fleet, gateways or ("main",), (installed_at or folder).resolve(), users)
         plan = replace(plan, port=port or (1883 if no_tls else 8883), encrypted=not no_tls)
-        plan = replace(plan, run_as=reader.user if reader else None)
-        names = [*map(gateway_user, plan.gateways), *(checked_name(one, "the device's name") for one in devices)]
+        plan = replace(plan, run_as=reader.user if reader else None, pools=pools)
+        named = [*map(gateway_user, plan.gateways), *map(pool_user, pools)]
+        names = [*named, *(checked_name(one, "the device's name") for one in devices)]
         given = write(plan, folder, names if users == "passwords" else (), renewed=renewed, owner=reader)
         if pki_folder is not None:
             copy_certificate(PkiStore(pki_folder), folder, owner=reader)

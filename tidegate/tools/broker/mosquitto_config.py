@@ -2,8 +2,9 @@
 
 The ACL is two pattern lines for every device of a fleet, known or not, since a device's user name is its own name: it
 writes below `up/NAME/` and reads below `down/NAME/`, and what gateways publish to all. Gateways have lines of their
-own. A device is identified by its certificate (`use_identity_as_username`: the common name that `tidegate pki` gives
-it), or a password of its own. There is no password that two devices share.
+own, and so have pools that announce themselves: a pattern for pools would let each device announce itself as one. A
+device is identified by its certificate (`use_identity_as_username`: the common name that `tidegate pki` gives it), or a
+password of its own. There is no password that two devices share.
 
 Two things that the ACL cannot do: a client id is not a user name, and a client that takes another's ends its session,
 so the broker is configured to use the user name for both; and a retained message stays when its author is banned, so
@@ -45,6 +46,7 @@ class MosquittoPlan:
         encrypted: whether ca.crt, broker.crt and broker.key lie in the folder.
         data_dir: where it keeps retained messages; None: in memory only.
         run_as: the system's user that it becomes when root starts it; None: its own default, `mosquitto`.
+        pools: pools that announce themselves.
     """
 
     fleet: str
@@ -56,11 +58,14 @@ class MosquittoPlan:
     encrypted: bool = True
     data_dir: PurePath | None = _DATA_DIR
     run_as: str | None = None
+    pools: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         Topics(self.fleet)
         for gateway in self.gateways:
             checked_name(gateway, "the gateway's name")
+        for pool in self.pools:
+            CertificateIdentity("pool", pool)
         if self.users == "certificates" and not self.encrypted:
             raise ValueError("users by certificate need TLS: leave out --no-tls, or take --users passwords")
 
@@ -68,6 +73,11 @@ class MosquittoPlan:
 def gateway_user(name: str) -> str:
     """A gateway's user name: its certificate's common name, and its MQTT client id."""
     return CertificateIdentity("gateway", name).common_name
+
+
+def pool_user(name: str) -> str:
+    """The user name of a pool that announces itself, as a gateway's."""
+    return CertificateIdentity("pool", name).common_name
 
 
 def acl_text(plan: MosquittoPlan) -> str:
@@ -84,11 +94,21 @@ def acl_text(plan: MosquittoPlan) -> str:
     for gateway in plan.gateways:
         lines += [
             "",
-            "# A gateway reads every device and can write as none of them.",
+            "# A gateway reads every device and every pool, and can write as none of them.",
             f"user {gateway_user(gateway)}",
             f"topic read  {root}/up/#",
+            f"topic read  {root}/pool/#",
             f"topic write {root}/down/#",
             f"topic write {root}/gw/{gateway}/#",
+            f"topic read  {root}/peer/+",
+            f"topic write {root}/peer/{gateway}",
+        ]
+    for pool in plan.pools:
+        lines += [
+            "",
+            "# A pool says where it is, under its own name only.",
+            f"user {pool_user(pool)}",
+            f"topic readwrite {root}/pool/{pool}/#",
         ]
     return "\n".join(lines) + "\n"
 

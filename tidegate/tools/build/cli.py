@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from tidegate.models.manifest import Manifest, Where
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.validate import name_problem
+from tidegate.rollout.golden_prompts import GOLDEN_TOKENS_MIN
 from tidegate.runtime.duration import Duration
 from tidegate.runtime.events import emit
 from tidegate.runtime.suggestion import SuggestingGroup
@@ -27,11 +28,13 @@ from tidegate.tools.build.calibrate_cli import calibrate
 from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
 from tidegate.tools.build.demo.demo_models import RECIPES, STANDARD, build_demo
 from tidegate.tools.build.errors import BuildError
+from tidegate.tools.build.generative_cli import golden, problems_of_generating, quantize_model
 from tidegate.tools.build.pack_cli import pack
 from tidegate.tools.build.progress import Progress
 from tidegate.tools.build.trust_cli import trust
 from tidegate.tools.delivery import cli as delivery
-from tidegate.tools.delivery import versions
+from tidegate.tools.delivery import disagreements, versions
+from tidegate.tools.model_control_cli import COMMANDS as CONTROL_COMMANDS
 
 POOL_ENGINES = ("onnx", "torch-export", "torchscript", "torch-packed", "tensorrt")
 
@@ -48,7 +51,16 @@ def model() -> None:
     """
 
 
-for _command in (calibrate, pack, trust, *delivery.COMMANDS, *versions.COMMANDS):
+for _command in (
+    calibrate,
+    golden,
+    pack,
+    trust,
+    *delivery.COMMANDS,
+    *versions.COMMANDS,
+    *disagreements.COMMANDS,
+    *CONTROL_COMMANDS,
+):
     model.add_command(_command)
 
 
@@ -124,8 +136,8 @@ def _say(json_progress: bool, line: str) -> None:
 
 
 @model.command()
-@click.argument("source", metavar="IN.onnx", type=click.Path(path_type=Path))
-@click.argument("target", metavar="OUT.onnx", type=click.Path(path_type=Path))
+@click.argument("source", metavar="IN.onnx|NAME", type=click.Path(path_type=Path))
+@click.argument("target", metavar="[OUT.onnx]", required=False, type=click.Path(path_type=Path))
 @click.option("--static", is_flag=True, help="Fix the activations' scales from --calibration; best for convolutions.")
 @click.option(
     "--calibration",
@@ -138,19 +150,54 @@ def _say(json_progress: bool, line: str) -> None:
     help="An .npz to measure with instead; an array `labels` in it makes top-1 an accuracy.",
 )
 @click.option("--metric", type=click.Choice(["cosine", "top1"]), default="cosine", show_default=True)
+@click.option("--version", default="", help="Of NAME: which version; the highest by default.")
+@click.option("--precision", type=click.Choice(["int4", "int8"]), default="int4", help="Of NAME. [default: int4]")
+@click.option("--as-version", default="", help="Of NAME: make this version, and leave the other as it is.")
+@click.option(
+    "--agreement-min", type=click.FloatRange(0, 1), default=0.5, help="Of NAME: least agreement. [default: 0.5]"
+)
+@click.option("--prompts", type=click.Path(path_type=Path), help="Of NAME: a file with a prompt a line, to compare by.")
+@click.option("--max-tokens", type=click.IntRange(1, 1024), default=24, help="Of NAME: of each answer. [default: 24]")
+@repository_option
+@click.option("--force", is_flag=True, help="Of NAME: replace the variant, or the version, if it exists.")
 @errors_in_one_line
 def quantize(
-    source: Path, target: Path, static: bool, calibration: Path | None, evaluation: Path | None, metric: Any
+    source: Path,
+    target: Path | None,
+    static: bool,
+    calibration: Path | None,
+    evaluation: Path | None,
+    metric: Any,
+    repository: Path,
+    force: bool,
+    **given: Any,
 ) -> None:
-    """Make an int8 version of an fp32 ONNX model, and print what it gains and costs.
+    """Make an int8 version of an fp32 ONNX model, or an int4 or int8 variant of a model NAME that generates.
 
-    Without --static, activations are scaled anew in each call: best for transformers, and it needs no data.
+    It prints what that gains and costs. Of a file, without --static, activations are scaled anew in each call: best for
+    transformers, and it needs no data. A model that generates is taken from its repository, where its own weights are;
+    the variant is compared with them on prompts, and refused where fewer of its greedy tokens agree than
+    --agreement-min. Needs `pip install 'tidegate[build,edge-llm]'`.
 
     \b
     Examples:
       tidegate model quantize encoder.onnx encoder-int8.onnx
       tidegate model quantize cnn.onnx int8.onnx --static --calibration train.npz --evaluation test.npz --metric top1
+      tidegate model quantize talker --precision int8 --as-version 2 --agreement-min 0.9
     """
+    if target is None:
+        if source.suffix == ".onnx":
+            raise BuildError(f"{source}: OUT.onnx is missing: where should the int8 model go?")
+        if static or calibration is not None or evaluation is not None:
+            raise BuildError(
+                "--static, --calibration and --evaluation are of files; a model that generates takes --prompts"
+            )
+        for word in (str(source), *([given["as_version"]] if given["as_version"] else [])):
+            if problem := name_problem(word):
+                raise BuildError(problem)
+        shown = _shown(str(source), json_progress=False)
+        quantize_model(repository, {"name": str(source), **given}, shown, force=force)
+        return
     with requires_extra("onnx", "onnxruntime"):
         from tidegate.tools.build.convert.requantize import requantize
     for line in requantize(
@@ -414,16 +461,27 @@ def measure(name: str, version: str, threads: int, seconds: float, repository: P
 
 @model.command()
 @click.argument("names", nargs=-1)
+@click.option("--digests-only", is_flag=True, help="Run nothing.")
+@click.option(
+    "--agreement-min",
+    type=click.FloatRange(0, 1),
+    default=GOLDEN_TOKENS_MIN,
+    show_default=True,
+    help="Least share of golden tokens that a variant has to agree with.",
+)
 @repository_option
 @errors_in_one_line
-def verify(names: tuple[str, ...], repository: Path) -> None:
+def verify(names: tuple[str, ...], digests_only: bool, agreement_min: float, repository: Path) -> None:
     """Check that artefacts and tokenizers are there and have the digests of their manifests.
 
-    All models, or those that are named. Exits with 1 if any file is missing or different.
+    Variants that generate are loaded as well, and answer the prompts whose answers were recorded when they were made
+    (`tidegate model golden`). All models, or those that are named. Exits with 1 if anything is missing or different.
 
     \b
-    Example:
+    Examples:
       tidegate model verify minilm
+      tidegate model verify smollm2 --agreement-min 0.95
+      tidegate model verify --digests-only
     """
     models = Repository(repository)
     chosen = [models.manifest(name) for name in names] or list(models.manifests())
@@ -436,9 +494,12 @@ def verify(names: tuple[str, ...], repository: Path) -> None:
             except RepositoryError as error:
                 failed += 1
                 click.echo(f"WRONG {error}")
-        failed += _tokenizer_is_wrong(models, manifest)
+        wrong = _tokenizer_is_wrong(models, manifest)
+        failed += wrong
+        if not wrong:
+            failed += problems_of_generating(models, manifest, agreement_min=agreement_min, run=not digests_only)
     if failed:
-        raise click.ClickException(f"{failed} files are missing or different")
+        raise click.ClickException(f"{failed} {'problem was' if failed == 1 else 'problems were'} found")
 
 
 def _tokenizer_is_wrong(models: Repository, manifest: Manifest) -> bool:

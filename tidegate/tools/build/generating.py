@@ -66,15 +66,24 @@ def generating_variant(
     )
 
 
-def read_generative(folder: Path) -> Generative:
-    """What the folder's tokenizer, template and configuration say. Raises BuildError."""
+def vocabulary_of(path: Path) -> str:
+    """The digest of a tokenizer's vocabulary. Raises BuildError."""
+    return vocabulary_digest(_tokenizer(path))
+
+
+def _tokenizer(path: Path) -> Any:
     from tokenizers import Tokenizer
 
-    path = folder / TOKENIZER
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
         raise BuildError(f"{path}: is no tokenizer that can be read: {error}") from error
+
+
+def read_generative(folder: Path) -> Generative:
+    """What the folder's tokenizer, template and configuration say. Raises BuildError."""
+    path = folder / TOKENIZER
+    tokenizer = _tokenizer(path)
     config = read_json(folder / CONFIG)
     template = folder / CHAT_TEMPLATE
     has_template = template.is_file()

@@ -22,8 +22,10 @@ from rich.markup import escape
 from tidegate import clock
 from tidegate.admin_client import Admin, AdminError, admin_option
 from tidegate.models.alike import differences
+from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.outcome import ModelNotFound
+from tidegate.rollout.golden_prompts import GOLDEN_TOKENS_MIN
 from tidegate.rollout.plan import ModelPlan, Net, Probe, Soak
 from tidegate.rollout.root_chain import read_chain
 from tidegate.runtime.duration import Duration
@@ -32,7 +34,7 @@ from tidegate.storage import audit_log
 from tidegate.tools.delivery.files import LocalArtefact
 from tidegate.tools.delivery.follow import console, follow, newest, shipping, show
 from tidegate.tools.delivery.order import ListedDevice, OrderError, OrderSigning, OrderTerms, make_order
-from tidegate.tools.delivery.plan import golden_of, plan_of, version_files
+from tidegate.tools.delivery.plan import golden_of, plan_of, recorded_golden, version_files
 from tidegate.tools.delivery.rows import device_rows
 from tidegate.tools.delivery.screen import devices_view, rollouts_table
 from tidegate.tools.delivery.shares import WaveSharesParam
@@ -121,11 +123,13 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
 @click.option(
     "--golden",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Cases with known answers, as .npz or .msgpack.",
+    help="Cases with known answers, as .npz or .msgpack. A model that generates has its own, by `model golden`.",
 )
 @click.option("--atol", type=click.FloatRange(0), help="Largest difference of an element to the golden answers.")
 @click.option("--cosine-min", type=click.FloatRange(-1, 1), help="Least cosine to the golden answers.")
-@click.option("--top1-min", type=click.FloatRange(0, 1), help="Least share of rows with the golden class.")
+@click.option(
+    "--top1-min", type=click.FloatRange(0, 1), help="Least share of rows with the golden class, or of golden tokens."
+)
 @click.option(
     "--p95-max-ms", "p95_max_s", type=Duration(bare="ms", above_zero=True), help="Slowest p95 of the probe's own calls."
 )
@@ -171,7 +175,7 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     """
     gateway = Admin(admin, within_s=60.0)
     manifest, files = _version(repository, name, version)
-    golden = (golden_of(given["golden"], manifest),) if given["golden"] else ()
+    golden = _golden(Repository(repository), manifest, given)
     plan = _plan(files, golden, manifest.version, given)
     report = shipping(gateway)
     chosen, there = _chosen(report["devices"], given["devices"], given["groups"], name, plan)
@@ -352,6 +356,28 @@ def _signing_key(path: Path) -> Ed25519PrivateKey:
     if not path.exists():  # that command takes a name, and writes NAME.key
         raise click.ClickException(f"there is no signing key {path}; `{maker} {path.stem}` makes one")
     return read_key(path, "signing key", maker)
+
+
+def _golden(repository: Repository, manifest: Manifest, given: dict[str, Any]) -> tuple[LocalArtefact, ...]:
+    """The golden cases of a plan, if there are any; `top1_min` is set where a model that generates has them."""
+    try:
+        if manifest.generative is None:
+            return (golden_of(given["golden"], manifest),) if given["golden"] else ()
+        if wrong := next((key for key in ("atol", "cosine_min") if given[key] is not None), ""):
+            raise click.UsageError(
+                f"--{wrong.replace('_', '-')} is of numbers, and {manifest.name} answers in tokens: give --top1-min"
+            )
+        found = golden_of(given["golden"], manifest) if given["golden"] else recorded_golden(repository, manifest)
+    except RepositoryError as error:
+        raise click.ClickException(str(error)) from error
+    if found is None:
+        return ()
+    if given["top1_min"] is None:
+        given["top1_min"] = GOLDEN_TOKENS_MIN
+    if not given["golden"]:
+        least = f"at least {given['top1_min']:g} of the golden tokens that were recorded with it"
+        click.echo(f"note: each device compares {manifest.name} with {least}, before it serves", err=True)
+    return (found,)
 
 
 def _plan(

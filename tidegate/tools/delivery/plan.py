@@ -10,6 +10,7 @@ from typing import Any, Final
 from tidegate.models.array_files import load_npz
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
+from tidegate.rollout.golden_prompts import BadGoldenPrompts, decode_prompts
 from tidegate.rollout.plan import MANIFEST_PATH, ModelPlan
 from tidegate.tools.delivery.files import LocalArtefact, files_of, local_artefact
 
@@ -28,23 +29,48 @@ def version_files(repository: Repository, name: str, version: str) -> tuple[Mani
     return manifest, files_of(repository, manifest)
 
 
+def recorded_golden(repository: Repository, manifest: Manifest) -> LocalArtefact | None:
+    """The golden prompts that were recorded with the variant for edges; None of a model that has none.
+
+    Raises:
+        RepositoryError: they are not as the manifest says.
+    """
+    file = next((one.golden for one in manifest.variants_for("edge") if one.golden is not None), None)
+    if file is None:
+        return None
+    path = repository.folder(manifest) / file.name
+    found = golden_of(path, manifest)
+    if found.artefact.sha256 != file.sha256:
+        way = f"`tidegate model golden {manifest.name}` records them anew"
+        raise RepositoryError(f"{path}: are not the golden prompts that the manifest names; {way}")
+    return found
+
+
 def golden_of(path: Path, manifest: Manifest) -> LocalArtefact:
     """The golden cases in a file: .npz with an array for each input and output, or the artefact itself.
+
+    Of a model that generates, the file that `tidegate model golden` writes.
 
     Raises:
         RepositoryError: it holds none that fit the model.
     """
     # It takes numpy, which no help needs.
-    from tidegate.rollout.golden import MAX_GOLDEN_BYTES, BadGolden, decode_golden
+    from tidegate.rollout.golden import MAX_GOLDEN_BYTES, decode_golden
 
     try:
-        if path.suffix == ".npz":
+        if path.suffix == ".npz" and manifest.generative is None:
             raw = _from_arrays(path, manifest)
         else:
             with path.open("rb") as file:
                 raw = file.read(MAX_GOLDEN_BYTES + 1)
-        decode_golden(raw)
-    except (OSError, ValueError, BadGolden) as error:
+        if manifest.generative is None:
+            decode_golden(raw)
+        else:
+            decode_prompts(raw, manifest.generative)
+    except BadGoldenPrompts as error:
+        way = f"`tidegate model golden {manifest.name} --out FILE` writes golden prompts"
+        raise RepositoryError(f"{path}: {error}; {way}") from error
+    except (OSError, ValueError) as error:
         raise RepositoryError(f"{path}: no golden cases: {error}") from error
     kept = Path(tempfile.mkdtemp(prefix="tidegate-golden-")) / GOLDEN_NAME
     kept.write_bytes(raw)

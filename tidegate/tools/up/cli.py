@@ -37,6 +37,30 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @click.command()
 @click.option("--edges", default=2, show_default=True, metavar="N", help="How many edge agents to start.")
 @click.option(
+    "--gateways",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many gateways, which share quotas and targets; the ports of those beside the first come last.",
+)
+@click.option(
+    "--sites",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Share the edges out among N sites, each with a broker and a gateway of its own, behind a region's gateway.",
+)
+@click.option(
+    "--gateway-workers",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="How many processes of each gateway serve callers, on the same ports.",
+)
+@click.option(
     "--ports-from",
     default=8000,
     show_default=True,
@@ -74,7 +98,7 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     "links",
     multiple=True,
     metavar="PART=SCENARIO",
-    help="Put a simulated network in front of pool, edge-1, … or broker; by name or file; repeatable.",
+    help="Put a simulated network in front of pool, edge-1, …, site-1, … or broker; by name or file; repeatable.",
 )
 @click.option(
     "--secure",
@@ -97,6 +121,9 @@ STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 )
 def up(
     edges: int,
+    gateways: int,
+    sites: int,
+    gateway_workers: int,
     ports_from: int,
     host: str,
     data_dir: Path,
@@ -121,6 +148,9 @@ def up(
       tidegate up
       tidegate up --edges 3 --ports-from 9000
       tidegate up --demo minilm,digits
+      tidegate up --gateways 2 --edges 6 --demo digits
+      tidegate up --sites 2 --edges 2 --demo digits --link site-1=lte_driving
+      tidegate up --gateway-workers 2 --demo digits
       tidegate up --broker mqtt://localhost:1883
       tidegate up --secure
       tidegate keys signing create operator && tidegate up --ship operator.pub
@@ -137,6 +167,9 @@ def up(
         models=(models or data_dir / "models").resolve(),
         own_models=models is not None,
         edges=edges,
+        gateways=gateways,
+        sites=sites,
+        gateway_workers=gateway_workers,
         ports_from=ports_from,
         host=host,
         broker=broker,

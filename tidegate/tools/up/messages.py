@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from tidegate.tools.up.plan import Plan, ProcessPlan
+from tidegate.tools.up.plan import LOOPBACK, Plan, ProcessPlan
 
 Json = Mapping[str, Any]
 REASON_MAX_CHARACTERS: Final = 160
@@ -102,6 +102,17 @@ def _models_of(plan: Plan, process: ProcessPlan, models: Mapping[Any, str]) -> s
 
 
 def _addresses(plan: Plan, process: ProcessPlan) -> str:
+    if process.role == "gateway" and process.name != "gateway":  # beside the first
+        scheme, host = process.address.partition("://")[0], process.address.rpartition(":")[0]
+        http, grpc, metrics, admin = (one.number for one in process.ports[:4])
+        return "\n".join(
+            (
+                f"HTTP {host}:{http}",
+                f"gRPC {host.removeprefix(scheme + '://')}:{grpc}",
+                f"metrics {host}:{metrics}",
+                f"console {scheme}://{LOOPBACK}:{admin}",
+            )
+        )
     if process.role == "gateway":
         return f"HTTP {plan.http}\ngRPC {plan.grpc}\nmetrics {plan.metrics}\nconsole {plan.admin}"
     if process.role == "link":

@@ -3,8 +3,11 @@
 One number decides every port, so that two systems side by side need one flag: gateway HTTP, gRPC, metrics, admin,
 broker and pool from N up, then gRPC and HTTP of each edge. With N = 8000 the first three are Triton's.
 
-Simulated links (`links.py`) come after all of these; the parts behind them are reached through them. The last port is
-the one where edges fetch model files, with `--ship`.
+Simulated links (`links.py`) come after all of these; the parts behind them are reached through them. Then comes the
+port where edges fetch model files, with `--ship`, then four for each gateway beside the first, and six for each site.
+
+With `--sites` the edges are shared out among sites, each with a broker and a gateway of its own. The first gateway then
+has no broker: it is a region's, and its targets are the pool and the sites (docs/sites.md).
 
 Only the gateway listens where `--host` says; broker, pool and edges stay on loopback, since nothing outside this
 machine talks to them directly.
@@ -33,7 +36,13 @@ LOOPBACK: Final = "127.0.0.1"
 PORT_MAX: Final = 65535
 PORTS_BEFORE_EDGES: Final = 6
 PORTS_PER_EDGE: Final = 2
+PORTS_PER_GATEWAY: Final = 4
+PORTS_PER_SITE: Final = 6  # broker, then the gateway's: HTTP, gRPC, metrics, admin, site
+MOST_GATEWAYS: Final = 16
+MOST_SITES: Final = 16
+MOST_WORKERS: Final = 64
 FLEET: Final = DEFAULT_FLEET
+SITE: Final = "site-"  # begins a site gateway's name
 PORTS_FLAG: Final = "--ports-from"
 GATEWAY_DRAIN_S: Final = 30.0
 # Less than a pool of its own takes: a user waits for it, and real calls correct what is measured roughly.
@@ -71,6 +80,9 @@ class Options:
     data_dir: Path
     models: Path
     edges: int = 2
+    gateways: int = 1
+    sites: int = 0
+    gateway_workers: int = 1  # of each gateway
     ports_from: int = 8000
     host: str = LOOPBACK
     broker: str | None = None
@@ -82,6 +94,10 @@ class Options:
     ship: Path | None = None  # the public key of rollouts to the edges
     demos: tuple[str, ...] = ()  # the demo models that are wanted
     own_models: bool = False  # the user named the repository: what it holds is served, and no demo is added
+
+    @property
+    def gateway_names(self) -> tuple[str, ...]:
+        return ("gateway", *(f"gateway-{number}" for number in range(2, self.gateways + 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +121,14 @@ class ProcessPlan:
     config: Mapping[str, Any] | None = None
     config_path: Path | None = None
     env_prefix: str = ""
+    site_address: str = ""  # where upstream gateways call this site
     leads_to: str = ""  # the address that this link stands in front of
     control: str = ""  # where this link is controlled
+
+    @property
+    def called_at(self) -> str:
+        """Where gateways call it."""
+        return self.site_address or self.address
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """The inherited environment without the variables that would override what the plan decided."""
@@ -139,13 +161,16 @@ class Plan:
 
     @property
     def targets(self) -> int:
-        """How many targets the gateway should see."""
+        """How many targets the first gateway should see: with sites those, and not the edges behind them."""
+        sites = [process for process in self.processes if process.name.startswith(SITE)]
+        if sites:
+            return 1 + len(sites)
         return sum(process.role in ("pool", "edge") for process in self.processes)
 
     def reached_at(self, process: ProcessPlan) -> str:
         """Where others reach this process: its link's address, or its own."""
-        ahead = (link.address for link in self.processes if link.leads_to == process.address)
-        return next(ahead, process.address)
+        ahead = (link.address for link in self.processes if link.leads_to == process.called_at)
+        return next(ahead, process.called_at)
 
 
 def plan(options: Options) -> Plan:
@@ -158,15 +183,22 @@ def plan(options: Options) -> Plan:
     ahead = _links(options)
     scheme, mqtt = ("https", "mqtts") if options.secure else ("http", "mqtt")
     broker = options.broker or f"{mqtt}://{LOOPBACK}:{_port(ahead, 'broker', options.ports_from + 4)}"
-    edges = tuple(_edge(options, number, broker, ahead) for number in range(1, options.edges + 1))
-    embedded = () if options.broker else (_broker(options),)
-    pool, gateway = _pool(options), _gateway(options, broker, ahead)
+    edges = tuple(
+        _edge(options, number, _broker_of_edge(options, number) or broker, ahead)
+        for number in range(1, options.edges + 1)
+    )
+    sites = tuple(range(1, options.sites + 1))
+    brokers = tuple(_broker(options, _site_port(options, site), f"broker-{site}") for site in sites)
+    embedded = () if options.broker or sites else (_broker(options, options.ports_from + 4, "broker"),)
+    pool = _pool(options)
+    gateways = tuple(_gateway(options, number, broker, ahead) for number in range(options.gateways, 0, -1))
     broker_link = tuple(_link(options, ahead["broker"], one) for one in embedded if "broker" in ahead)
-    others = tuple(_link(options, ahead[one.name], one) for one in (pool, *edges) if one.name in ahead)
+    site_gateways = tuple(_site(options, site) for site in sites)
+    others = tuple(_link(options, ahead[one.name], one) for one in (pool, *edges, *site_gateways) if one.name in ahead)
     here = LOOPBACK if options.host in ("0.0.0.0", "::", "") else options.host
     first = options.ports_from
     return Plan(
-        processes=(*embedded, *broker_link, pool, *edges, *others, gateway),
+        processes=(*embedded, *brokers, *broker_link, pool, *edges, *site_gateways, *others, *gateways),
         http=f"{scheme}://{here}:{first}",
         grpc=f"{here}:{first + 1}",
         metrics=f"{scheme}://{here}:{first + 2}",
@@ -177,8 +209,9 @@ def plan(options: Options) -> Plan:
 
 
 def _links(options: Options) -> dict[str, LinkPlan]:
-    embedded = () if options.broker else ("broker",)
-    parts = ("pool", *(f"edge-{number}" for number in range(1, options.edges + 1)), *embedded)
+    embedded = () if options.broker or options.sites else ("broker",)
+    sites = (f"{SITE}{number}" for number in range(1, options.sites + 1))
+    parts = ("pool", *(f"edge-{number}" for number in range(1, options.edges + 1)), *sites, *embedded)
     first = options.ports_from + PORTS_BEFORE_EDGES + PORTS_PER_EDGE * options.edges
     try:
         return links.parse(options.links, parts, first)
@@ -189,6 +222,21 @@ def _links(options: Options) -> dict[str, LinkPlan]:
 def _artifacts_port(options: Options) -> int:
     edges = PORTS_BEFORE_EDGES + PORTS_PER_EDGE * options.edges
     return options.ports_from + edges + links.PORTS_PER_LINK * len(options.links)
+
+
+def _first_port(options: Options, gateway: int) -> int:
+    """The HTTP port of the gateway of this number, from 1; gRPC, metrics and admin follow."""
+    return options.ports_from if gateway == 1 else _artifacts_port(options) + 1 + PORTS_PER_GATEWAY * (gateway - 2)
+
+
+def _site_port(options: Options, site: int) -> int:
+    """The first port of the site of this number, from 1: its broker's."""
+    return _artifacts_port(options) + 1 + PORTS_PER_GATEWAY * (options.gateways - 1) + PORTS_PER_SITE * (site - 1)
+
+
+def _broker_of_edge(options: Options, number: int) -> str:
+    """The address of the site's broker that this edge reports to; "" without sites. Edges are dealt out in turn."""
+    return f"mqtt://{LOOPBACK}:{_site_port(options, 1 + (number - 1) % options.sites)}" if options.sites else ""
 
 
 def _port(ahead: Mapping[str, LinkPlan], part: str, own: int) -> int:
@@ -205,8 +253,8 @@ def _link(options: Options, link: LinkPlan, part: ProcessPlan) -> ProcessPlan:
         address=f"{LOOPBACK}:{link.port}",
         ports=(PlannedPort(LOOPBACK, link.port, name), PlannedPort(LOOPBACK, link.control_port, f"{name}'s control")),
         log_path=_log_path(options, name),
-        arguments=link.arguments(LOOPBACK, part.ports[0].number, options.seed),
-        leads_to=part.address,
+        arguments=link.arguments(LOOPBACK, int(part.called_at.rpartition(":")[2]), options.seed),
+        leads_to=part.called_at,
         control=f"http://{LOOPBACK}:{link.control_port}",
     )
 
@@ -214,13 +262,36 @@ def _link(options: Options, link: LinkPlan, part: ProcessPlan) -> ProcessPlan:
 def _check(options: Options) -> None:
     if options.edges < 0:
         raise PlanError(f"--edges {options.edges}: there cannot be fewer than none")
+    if not 1 <= options.gateways <= MOST_GATEWAYS:
+        raise PlanError(f"--gateways {options.gateways}: from 1 to {MOST_GATEWAYS}")
+    _check_sites(options)
+    if not 1 <= options.gateway_workers <= MOST_WORKERS:
+        raise PlanError(f"--gateway-workers {options.gateway_workers}: from 1 to {MOST_WORKERS}")
     last = _artifacts_port(options) - (options.ship is None)
+    if options.gateways > 1:
+        last = _first_port(options, options.gateways) + PORTS_PER_GATEWAY - 1
+    if options.sites:
+        last = _site_port(options, options.sites) + PORTS_PER_SITE - 1
     if options.ports_from < 1 or last > PORT_MAX:
         raise PlanError(f"{PORTS_FLAG} {options.ports_from}: the ports {options.ports_from} to {last} do not all exist")
 
 
-def _broker(options: Options) -> ProcessPlan:
-    port, secure = options.ports_from + 4, options.secure
+def _check_sites(options: Options) -> None:
+    if not 0 <= options.sites <= MOST_SITES:
+        raise PlanError(f"--sites {options.sites}: from 0 to {MOST_SITES}")
+    if not options.sites:
+        return
+    if options.edges < options.sites:
+        raise PlanError(f"--sites {options.sites} with --edges {options.edges}: each site needs an edge of its own")
+    others = {"--broker": options.broker, "--secure": options.secure, "--ship": options.ship}
+    if named := [flag for flag, value in others.items() if value is not None]:
+        raise PlanError(
+            f"--sites and {named[0]} exclude each other here: docs/sites.md has the configurations to write"
+        )
+
+
+def _broker(options: Options, port: int, name: str) -> ProcessPlan:
+    secure = options.secure
     module, scheme, what = "tidegate.tools.broker.embedded", "mqtt", "embedded MQTT broker"
     arguments: tuple[str, ...] = ("--host", LOOPBACK, "--port", str(port))
     if secure is not None:
@@ -228,11 +299,11 @@ def _broker(options: Options) -> ProcessPlan:
         arguments = ("--program", secure.mosquitto, "--conf", str(secure.broker_dir / "mosquitto.conf"), *arguments)
     return ProcessPlan(
         role="broker",
-        name="broker",
+        name=name,
         module=module,
         address=f"{scheme}://{LOOPBACK}:{port}",
         ports=(PlannedPort(LOOPBACK, port, what),),
-        log_path=_log_path(options, "broker"),
+        log_path=_log_path(options, name),
         arguments=arguments,
     )
 
@@ -291,45 +362,88 @@ def _edge(options: Options, number: int, broker: str, ahead: Mapping[str, LinkPl
     )
 
 
-def _gateway(options: Options, broker: str, ahead: Mapping[str, LinkPlan]) -> ProcessPlan:
-    first, host = options.ports_from, options.host
-    pool = f"{LOOPBACK}:{_port(ahead, 'pool', first + 5)}"
+def _gateway(options: Options, number: int, broker: str, ahead: Mapping[str, LinkPlan]) -> ProcessPlan:
+    """The gateway of this number, from 1. The first keeps what there is once: stored messages, and model files."""
+    first, host, name = _first_port(options, number), options.host, options.gateway_names[number - 1]
+    pool = f"{LOOPBACK}:{_port(ahead, 'pool', options.ports_from + 5)}"
+    ships = options.ship is not None and number == 1
     return ProcessPlan(
         role="gateway",
-        name="gateway",
+        name=name,
         module="gateway",
         address=f"{'https' if options.secure else 'http'}://{host}:{first}",
         ports=(
-            PlannedPort(host, first, "gateway HTTP (OIP and OpenAI)"),
-            PlannedPort(host, first + 1, "gateway gRPC (OIP)"),
-            PlannedPort(host, first + 2, "gateway metrics"),
-            PlannedPort(LOOPBACK, first + 3, "gateway admin"),
-            *((PlannedPort(LOOPBACK, _artifacts_port(options), "gateway model files"),) if options.ship else ()),
+            PlannedPort(host, first, f"{name} HTTP (OIP and OpenAI)"),
+            PlannedPort(host, first + 1, f"{name} gRPC (OIP)"),
+            PlannedPort(host, first + 2, f"{name} metrics"),
+            PlannedPort(LOOPBACK, first + 3, f"{name} admin"),
+            *((PlannedPort(LOOPBACK, _artifacts_port(options), f"{name} model files"),) if ships else ()),
         ),
-        log_path=_log_path(options, "gateway"),
+        log_path=_log_path(options, name),
         config={
-            "name": "gateway",
+            "name": name,
             "host": host,
             "http_port": first,
             "grpc_port": first + 1,
             "metrics_port": first + 2,
             "admin_port": first + 3,
             "model_repository": str(options.models),
-            "mqtt": broker,
-            "fleet": FLEET,
+            **({} if options.sites else {"mqtt": broker, "fleet": FLEET}),
             "targets": [
                 {"name": "pool", "tier": "pool", "address": pool, "transport": "link"},
+                *(_site_target(options, site, ahead) for site in range(1, options.sites + 1)),
             ],
+            **({"workers": options.gateway_workers} if options.gateway_workers > 1 else {}),
             "drain_s": GATEWAY_DRAIN_S,  # fixed here: `system.py` waits for it
             "access_log": "json" if options.requests else "none",
-            "ingest": {"path": str(options.data_dir / "run" / "ingest.db")},
-            **({"artifacts": _artifacts(options)} if options.ship else {}),
-            **_tls(options, "gateway", "gateway"),
+            **({"ingest": _ingest(options)} if number == 1 and not options.sites else {}),
+            **({"artifacts": _artifacts(options)} if ships else {}),
+            **_tls(options, "gateway", name),
             **({"auth": {"keys_file": str(options.secure.keys_file)}} if options.secure else {}),
         },
-        config_path=_config_path(options, "gateway"),
+        config_path=_config_path(options, name),
         env_prefix="TIDEGATE_GATEWAY_",
     )
+
+
+def _site(options: Options, site: int) -> ProcessPlan:
+    """The gateway of this site, over its own edges."""
+    broker, name = _site_port(options, site), f"{SITE}{site}"
+    http, site_port = broker + 1, broker + 5
+    purposes = ("HTTP (OIP and OpenAI)", "gRPC (OIP)", "metrics", "admin", "site")
+    return ProcessPlan(
+        role="gateway",
+        name=name,
+        module="gateway",
+        address=f"http://{LOOPBACK}:{http}",
+        ports=tuple(PlannedPort(LOOPBACK, http + at, f"{name} {purpose}") for at, purpose in enumerate(purposes)),
+        log_path=_log_path(options, name),
+        config={
+            "name": name,
+            "host": LOOPBACK,
+            "http_port": http,
+            "grpc_port": http + 1,
+            "metrics_port": http + 2,
+            "admin_port": http + 3,
+            "site_port": site_port,
+            "model_repository": str(options.models),
+            "mqtt": f"mqtt://{LOOPBACK}:{broker}",
+            "fleet": FLEET,
+            "drain_s": GATEWAY_DRAIN_S,
+        },
+        config_path=_config_path(options, name),
+        env_prefix="TIDEGATE_GATEWAY_",
+        site_address=f"{LOOPBACK}:{site_port}",
+    )
+
+
+def _site_target(options: Options, site: int, ahead: Mapping[str, LinkPlan]) -> dict[str, str]:
+    port = _port(ahead, f"{SITE}{site}", _site_port(options, site) + 5)
+    return {"name": f"{SITE}{site}", "tier": "site", "address": f"{LOOPBACK}:{port}"}
+
+
+def _ingest(options: Options) -> dict[str, Any]:
+    return {"path": str(options.data_dir / "run" / "ingest.db")}
 
 
 def _artifacts(options: Options) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def prepare(options: Options, files: Secure) -> None:
 
 
 def _identities(options: Options) -> Iterable[CertificateIdentity]:
-    yield CertificateIdentity("gateway", "gateway")
+    yield from (CertificateIdentity("gateway", name) for name in options.gateway_names)
     yield CertificateIdentity("pool", "pool")
     yield from (CertificateIdentity("edge", f"edge-{number}") for number in range(1, options.edges + 1))
     if options.broker is None:
@@ -107,7 +107,7 @@ def _certificates(store: PkiStore, wanted: Iterable[CertificateIdentity], hosts:
 def _broker(options: Options, files: Secure, store: PkiStore) -> None:
     plan = MosquittoPlan(
         FLEET,
-        ("gateway",),
+        options.gateway_names,
         files.broker_dir,
         port=options.ports_from + 4,
         address=LOOPBACK,

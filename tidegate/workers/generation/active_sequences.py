@@ -220,13 +220,16 @@ class ActiveSequences:
 
     def _ended(self, ended: SequenceEnded) -> None:
         sequence = self._over(ended.id)
-        self.silence.prompt(sequence.prompt_tokens - (sequence.cached_tokens or 0), ended.prefill_s)
+        if ended.cached_tokens > sequence.prompt_tokens:
+            raise UnexpectedMessage(
+                f"{ended.cached_tokens} tokens from a cache of a prompt of {sequence.prompt_tokens}"
+            )
+        cached_tokens = max(ended.cached_tokens, sequence.cached_tokens or 0)
+        self.silence.prompt(sequence.prompt_tokens - cached_tokens, ended.prefill_s)
         if sequence.answer.done():
             return
         sequence.answer.set_result(
-            generated_of(
-                ended, prompt_tokens=sequence.prompt_tokens, cached_tokens=sequence.cached_tokens or 0, ids=sequence.ids
-            )
+            generated_of(ended, prompt_tokens=sequence.prompt_tokens, cached_tokens=cached_tokens, ids=sequence.ids)
         )
 
     def _failed(self, failed: SequenceFailed) -> None:

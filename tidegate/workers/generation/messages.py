@@ -90,6 +90,7 @@ class SequenceEnded(msgspec.Struct, frozen=True, array_like=True):
     stop_token: bool  # whether a stop token, which was not sent, ended it
     prefill_s: float
     decode_s: float
+    cached_tokens: Count = 0  # of its prompt, where that is known only now; else as its start said
 
 
 class SequenceFailed(msgspec.Struct, frozen=True, array_like=True):
@@ -134,7 +135,7 @@ def with_prompt(message: BeginSequence, payload: Buffer) -> BeginSequence:
 
 
 def generated_of(ended: SequenceEnded, *, prompt_tokens: int, cached_tokens: int, ids: Sequence[int]) -> Generated:
-    """The whole generation, of what came of it."""
+    """The whole generation, of what came of it. `cached_tokens`: as its start said, or more by its end."""
     completion = len(ids) + ended.stop_token
     usage = Usage(ended.finish_reason, prompt_tokens, completion, cached_tokens, ended.prefill_s, ended.decode_s)
     return Generated(tuple(ids), usage)

@@ -23,10 +23,7 @@ from typing import Final
 from tidegate import clock
 from tidegate.engines.errors import EngineError, is_out_of_memory
 from tidegate.generate.engine import GenerativeEngine, SequenceProgress
-from tidegate.generate.usage import FinishReason
-from tidegate.token_sink import TokenBatch
 from tidegate.workers.generation.messages import (
-    UNLIMITED,
     BeginSequence,
     CancelSequence,
     CreditSequence,
@@ -39,112 +36,11 @@ from tidegate.workers.generation.messages import (
     UnexpectedMessage,
     parts_of,
 )
+from tidegate.workers.generation.stepped_sequence import SteppedSequence
 from tidegate.workers.generation.token_deadlines import TokenDeadlines
 
 SIGN_EVERY_S: Final = 0.05  # of a worker whose steps bring nothing
 _MAX_TEXT: Final = 4000  # characters of an error that travel
-
-
-class SteppedSequence:
-    """One sequence in the child."""
-
-    __slots__ = (
-        "credit",
-        "ended",
-        "engine",
-        "first_at",
-        "held",
-        "last_at",
-        "made",
-        "max_tokens",
-        "sent",
-        "started",
-        "stepped_at",
-    )
-
-    def __init__(self, engine: GenerativeEngine, message: BeginSequence) -> None:
-        self.engine = engine
-        self.max_tokens = message.request.max_tokens
-        self.credit = self.max_tokens if message.credit == UNLIMITED else message.credit  # of all its tokens
-        self.made = 0  # tokens by the engine
-        self.sent = 0  # of them to the parent
-        self.held: list[TokenBatch] = []  # the rest
-        self.started = False  # and said so
-        self.stepped_at: float | None = None  # first
-        self.first_at: float | None = None  # its first token
-        self.last_at = 0.0  # its last token
-        self.ended: tuple[FinishReason, bool] | None = None  # in the engine; and whether by a stop token
-
-    @property
-    def may_go_on(self) -> bool:
-        return self.ended is None and self.made < self.credit
-
-    @property
-    def full(self) -> bool:
-        """Whether it has all the tokens that were asked for, and its engine has not said that it is over."""
-        return self.ended is None and self.made >= self.max_tokens
-
-    def step_begins(self, now: float) -> None:
-        if self.stepped_at is None:
-            self.stepped_at = now
-
-    def misfit(self, progress: SequenceProgress) -> str:
-        """What is wrong with what its engine says; "" if nothing."""
-        batch = progress.batch
-        if batch is None or batch.first == self.made:
-            return ""
-        return f"the engine gave token {batch.first} of a sequence, of which it has made {self.made}"
-
-    def advance(self, progress: SequenceProgress, now: float) -> bool:
-        """Take in what its engine says; whether there is a token in it."""
-        batch = progress.batch
-        made = batch is not None and bool(batch.ids)
-        if made or progress.finished is not None:
-            self.last_at = now
-            self.first_at = now if self.first_at is None else self.first_at
-        if batch is not None and made:
-            batch, _ = _cut(batch, self.max_tokens - self.made)
-            self.made += len(batch.ids)
-            self.held.append(batch)
-        if progress.finished is not None:
-            self.end(progress.finished, stop_token=progress.stop_token)
-        return made
-
-    def end(self, reason: FinishReason, *, stop_token: bool = False) -> None:
-        self.ended = reason, stop_token
-
-    def give_credit(self, tokens: int) -> None:
-        self.credit += tokens
-
-    def starts(self) -> bool:
-        """Whether its prompt is computed, which was not said before."""
-        started, self.started = self.started, self.first_at is not None
-        return self.started and not started
-
-    def release(self) -> list[TokenBatch]:
-        """Its tokens that there is credit for."""
-        released: list[TokenBatch] = []
-        while self.held and (room := self.credit - self.sent) > 0:
-            batch, rest = _cut(self.held[0], room)
-            if rest is None:
-                del self.held[0]
-            else:
-                self.held[0] = rest
-            self.sent += len(batch.ids)
-            released.append(batch)
-        return released
-
-    def end_of(self, sequence_id: int) -> SequenceEnded | None:
-        """Its end, where all its tokens have left."""
-        if self.ended is None or self.held:
-            return None
-        stepped_at = self.last_at if self.stepped_at is None else self.stepped_at
-        first_at = self.last_at if self.first_at is None else self.first_at
-        reason, stop_token = self.ended
-        return SequenceEnded(sequence_id, reason, stop_token, max(0.0, first_at - stepped_at), self.last_at - first_at)
-
-    def __repr__(self) -> str:
-        return f"<SteppedSequence {self.sent} sent of {self.made} of {self.max_tokens} tokens, credit {self.credit}>"
 
 
 class SequenceLoop:
@@ -165,7 +61,7 @@ class SequenceLoop:
         self._engines = engines
         self._send = send
         self._pack = pack
-        self._sequences: dict[int, SteppedSequence] = {}
+        self._sequences: dict[int, SteppedSequence[GenerativeEngine]] = {}
         self._deadlines = TokenDeadlines()
         self._sent_at = 0.0
 
@@ -186,8 +82,8 @@ class SequenceLoop:
     def step(self) -> None:
         """One step of one engine; what it brought is sent. Blocks."""
         order = self._deadlines.order()
-        engine = self._sequences[order[0]].engine
-        due = [one for one in order if self._sequences[one].engine is engine]
+        engine = self._sequences[order[0]].source
+        due = [one for one in order if self._sequences[one].source is engine]
         began_at = clock.now()
         for one in due:
             self._sequences[one].step_begins(began_at)
@@ -215,7 +111,7 @@ class SequenceLoop:
             refused = isinstance(error, EngineError) and not failed.out_of_memory
             self._tell(failed=[SequenceFailed(failed.id, failed.message, failed.out_of_memory, refused)])
             return
-        self._sequences[message.id] = SteppedSequence(engine, message)
+        self._sequences[message.id] = SteppedSequence(engine, message.request.max_tokens, message.credit)
         self._deadlines.begin(
             message.id,
             clock.now(),
@@ -243,7 +139,7 @@ class SequenceLoop:
         if sequence is None:
             return
         if sequence.ended is None:
-            self._drop(sequence.engine, message.id)
+            self._drop(sequence.source, message.id)
         self._tell(failed=[SequenceFailed(message.id, "")])
 
     def _gather(
@@ -255,7 +151,7 @@ class SequenceLoop:
         failed: list[SequenceFailed] = []
         for one in progress:
             sequence = self._sequences.get(one.id)
-            if sequence is None or sequence.engine is not engine or sequence.ended is not None:
+            if sequence is None or sequence.source is not engine or sequence.ended is not None:
                 continue  # it was cancelled, and the engine said so late
             if why := one.error or sequence.misfit(one):
                 if not one.error:
@@ -276,7 +172,11 @@ class SequenceLoop:
         return tokens, started, ended, failed
 
     def _release(
-        self, sequence_id: int, sequence: SteppedSequence, tokens: list[SequenceTokens], ended: list[SequenceEnded]
+        self,
+        sequence_id: int,
+        sequence: SteppedSequence[GenerativeEngine],
+        tokens: list[SequenceTokens],
+        ended: list[SequenceEnded],
     ) -> None:
         """Add the tokens that it has credit for, and its end where all of them have left."""
         tokens += [SequenceTokens(sequence_id, batch) for batch in sequence.release()]
@@ -286,7 +186,7 @@ class SequenceLoop:
 
     def _engine_failed(self, engine: GenerativeEngine, error: Exception) -> None:
         """All that it was at work on have failed; what had ended in it, and waits for credit, has not."""
-        lost = [key for key, one in self._sequences.items() if one.engine is engine and one.ended is None]
+        lost = [key for key, one in self._sequences.items() if one.source is engine and one.ended is None]
         for sequence_id in lost:
             self._drop(engine, sequence_id)
             self._forget(sequence_id)
@@ -299,7 +199,7 @@ class SequenceLoop:
         except Exception:  # a foreign runtime may raise anything; the sequence is over all the same
             traceback.print_exc()
 
-    def _forget(self, sequence_id: int) -> SteppedSequence | None:
+    def _forget(self, sequence_id: int) -> SteppedSequence[GenerativeEngine] | None:
         self._deadlines.forget(sequence_id)
         return self._sequences.pop(sequence_id, None)
 
@@ -332,7 +232,7 @@ class SequenceLoop:
         lost = {one.id for one in step.tokens}
         for sequence_id in lost:
             if (sequence := self._forget(sequence_id)) is not None and sequence.ended is None:
-                self._drop(sequence.engine, sequence_id)
+                self._drop(sequence.source, sequence_id)
         failed = [_failed(one, EngineError(f"the engine gave tokens that do not travel: {error}")) for one in lost]
         return StepTaken(
             started=tuple(one for one in step.started if one.id not in lost),
@@ -351,13 +251,3 @@ def _failed(sequence_id: int, error: Exception) -> SequenceFailed:
         traceback.print_exception(error)
     text = words[:_MAX_TEXT].encode("utf-8", "replace").decode() or type(error).__name__  # no surrogate halves travel
     return SequenceFailed(sequence_id, text, is_out_of_memory(error))
-
-
-def _cut(batch: TokenBatch, room: int) -> tuple[TokenBatch, TokenBatch | None]:
-    """The first of its tokens, and the rest of it if there is any."""
-    if len(batch.ids) <= room:
-        return batch, None
-    return (
-        TokenBatch(batch.first, batch.ids[:room], batch.logprobs[:room], batch.top[:room]),
-        TokenBatch(batch.first + room, batch.ids[room:], batch.logprobs[room:], batch.top[room:]),
-    )

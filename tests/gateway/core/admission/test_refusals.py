@@ -9,7 +9,7 @@ from gateway.core.estimate.shadow_price import ShadowPrice
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.health.breaker import BreakerState
 from gateway.core.placement.placer import Placer
-from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.placement.utility import UtilityPlacer, UtilityWeights
 from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
@@ -18,6 +18,7 @@ from tidegate.types import Accepted
 
 PAUSE_S = 0.2
 _BUSY_S, BUDGET_S = 0.6, 0.63
+LITTLE_BILL = UtilityWeights.weighing(3.0)  # so that the word that is waited for decides, and not what a pool costs
 POOL, EDGE = "pool/main", "edge/a"
 
 
@@ -72,7 +73,7 @@ def test_one_refusal_may_be_about_the_one_request() -> None:
 
 
 def test_when_the_pause_is_over_one_goes_to_see_and_the_others_wait_for_its_word() -> None:
-    placer = UtilityPlacer(fleet_with_a_busy_edge())
+    placer = UtilityPlacer(fleet_with_a_busy_edge(), LITTLE_BILL)
     refuse(placer, 2, NOW)
     later = NOW + PAUSE_S + 0.001
     assert place(placer, later) == POOL

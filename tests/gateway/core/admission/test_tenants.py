@@ -20,6 +20,7 @@ from gateway.core.request.hedging import Hedge
 from tests.support.gateway.crossing import edge_and_pool
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
+from tests.support.interpreted import interpreted_only
 from tidegate.caller import Grant, Identity, UsageLimits
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded, Unreachable
 
@@ -380,6 +381,7 @@ def test_changed_limits_take_effect_while_requests_are_inside() -> None:
     assert quota.in_flight == 0
 
 
+@interpreted_only
 def test_purses_are_bounded_and_whoever_is_new_then_shares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.core.admission.tenants.MAX_QUOTAS", 2)
     tenants = TenantQuotas()

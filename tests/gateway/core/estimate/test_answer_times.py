@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gateway.core.estimate.answer_times import FEWEST, MEMORY_S, MOST, AnswerTimes
+import pytest
+
+from gateway.core.estimate.answer_times import FEWEST, MEMORY_S, MOST, AnswerTimes, UsualTime
 
 NOW = 1000.0
 
@@ -42,3 +44,22 @@ def test_a_size_without_answers_is_bounded_by_a_larger_one_or_by_a_smaller_one_i
     assert times.p99_s(8.0) == 0.2
     assert times.p99_s(256.0) == 0.8
     assert repr(times) == "<AnswerTimes of 5 answers in 1 sizes>"
+
+
+def test_silence_within_the_usual_time_says_nothing_and_beyond_it_the_more_the_longer_it_lasts() -> None:
+    usual = times_of(*[0.1] * MOST).usual(16.0)
+    assert usual == UsualTime(0.1, MOST)
+    assert usual.comes_after(0.0) == usual.comes_after(0.1) == 1.0
+    chances = [usual.comes_after(silence_s) for silence_s in (0.13, 0.2, 0.3, 0.6, 10.0)]
+    assert chances == sorted(chances, reverse=True)
+    assert 0.2 < chances[0] < 0.5, "one in a hundred takes longer, and two in a hundred never come"
+    assert chances[2] < 0.1
+
+
+def test_of_few_answers_the_longest_is_often_exceeded() -> None:
+    few, many = times_of(*[0.1] * FEWEST).usual(16.0), times_of(*[0.1] * MOST).usual(16.0)
+    assert few is not None
+    assert many is not None
+    assert few.exceeded == 1 / 6
+    assert many.exceeded == pytest.approx(0.01)
+    assert few.comes_after(0.13) > 0.8 > many.comes_after(0.13)

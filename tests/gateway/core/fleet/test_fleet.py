@@ -15,6 +15,7 @@ from gateway.core.health.breaker import AttemptVerdict, BreakerState
 from gateway.core.placement.placer import Placer
 from gateway.core.placement.probing import ProbePlacer
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
+from tests.support.interpreted import interpreted_only
 from tidegate.types import LoadReport
 
 LOAD = LoadReport(1, 1, queued=2, in_flight=1, queue_delay_s=0.3)
@@ -208,6 +209,7 @@ def test_row_13_old_and_repeated_reports_change_nothing() -> None:
     assert queue_estimate.wait_s(NOW) == pytest.approx(0.2)
 
 
+@interpreted_only
 def test_targets_that_come_up_one_by_one_are_listed_once_each() -> None:
     """The index is kept up offer by offer: what is listed is counted, not timed."""
     listed = 0

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
-from gateway.core.fleet.scaling import DRAIN_S, KNOWN_S, DemandTerms, ReplicaNeed, ReplicaScaler, ScalingSpec
+from gateway.core.fleet.scaling import DRAIN_S, KNOWN_S, ReplicaNeed, ReplicaScaler, ScalingSpec
+from gateway.core.peers.demand_terms import DemandTerms, pooled
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
@@ -62,11 +63,31 @@ def test_the_need_is_the_load_and_a_square_root_of_it_and_not_a_share_of_it() ->
 def test_the_demands_of_several_gateways_add_up_to_that_of_one_which_sees_all_requests() -> None:
     parts = [Traffic(seed).flow(150.0, lambda _: 60.0, backlog_s=3.0).terms for seed in range(4)]
     whole = Traffic(9).flow(150.0, lambda _: 240.0, backlog_s=3.0)
-    total = DemandTerms(
-        sum(one.forecast for one in parts), sum(one.variance for one in parts), max(one.backlog for one in parts)
-    )
+    total = pooled(parts)
     assert total.replicas == pytest.approx(whole.terms.replicas, rel=0.1)
     assert sum(ceil(one.replicas) for one in parts) > whole.replicas  # which rounds and has its margin four times
+
+
+def test_quiet_gateways_ask_for_the_least_once_and_all_tell_the_same_number() -> None:
+    quiet = DemandTerms(0.3, 0.01, 0.0)
+    told = [decided([quiet] * 3), decided([quiet] * 3, own=0.0)]
+    assert told[0] == 1, "a gateway alone would have said 1 for each of the four"
+    assert told[1] == 1
+    busy = DemandTerms(2.2, 0.04, 0.5)
+    assert decided([busy, DemandTerms(0.6, 0.0, 0.5)]) == ceil(2.8 + 0.2 + 0.5 - 0.1)
+
+
+def test_while_another_gateway_does_not_know_its_need_no_replica_is_given_up() -> None:
+    assert decided([None], replicas=5) == 5
+    assert decided([DemandTerms(0.1, 0.0, 0.0)], replicas=5) == 1
+
+
+def decided(others: list[DemandTerms | None], *, replicas: int = 1, own: float = 0.0) -> int:
+    """What a gateway says of which nothing has been asked for as long as it takes to know that."""
+    scaler = ReplicaScaler(ScalingSpec(scale_down_s=0.0))
+    for second in range(KNOWN_S + 2):
+        scaler.arrived(own, 0.0, 1.0, float(second))
+    return scaler.decide(KNOWN_S + 2.0, replicas=replicas, backlog_s=0.0, others=others).replicas
 
 
 @pytest.mark.slow

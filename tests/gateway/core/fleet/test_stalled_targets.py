@@ -10,6 +10,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.target import TargetView
 from gateway.core.health.breaker import AttemptVerdict, BreakerState
+from gateway.core.health.progress import LEAST_S, MOST_S
 from gateway.core.placement.placer import Candidate, estimate
 from gateway.core.placement.probing import PATIENCE_S
 from gateway.core.placement.utility import UtilityPlacer
@@ -142,18 +143,31 @@ def foreign_fleet(*took_s: float) -> tuple[Fleet, TargetView]:
 def test_a_foreign_server_that_is_silent_for_longer_than_it_ever_was_is_out_though_hedges_answer() -> None:
     fleet, target = foreign_fleet(*[0.05] * 3, *[0.3] * 3, *[0.05] * 20)
     candidate = candidate_on(fleet, "pool/main")
-    for number in range(4):  # each is silent for 600 ms, and then an edge answers
+    taken = []
+    for number in range(3):  # each is silent for 600 ms, and then an edge answers
         attempt = AttemptTelemetry(candidate, 100 + number, 16.0, NOW + 0.65 * number)
         looked_at(target, NOW + 0.65 * number, NOW + 0.65 * number + 0.6)
         attempt.cancelled(NOW + 0.65 * number + 0.6)
-    assert target.takes(NOW + 2.5), "six times its longest answer are 1.8 s"
+        taken.append(target.takes(NOW + 0.65 * number + 0.6))
+    assert (taken[0], taken[-1]) == (True, False), "by 26 answers 0.42 s are usual, and what is beyond adds up"
+
+
+def test_a_foreign_server_that_answers_quickly_and_hangs_is_out_before_budgets_of_300_ms_are_over() -> None:
     fleet, target = foreign_fleet(*[0.06] * 30)
     attempt = AttemptTelemetry(candidate_on(fleet, "pool/main"), 100, 16.0, NOW)
-    assert looked_at(target, NOW, NOW + 0.45)
-    assert not looked_at(target, NOW + 0.45, NOW + 0.6)
-    attempt.cancelled(NOW + 0.6)
+    assert looked_at(target, NOW, NOW + 0.25)
+    assert not looked_at(target, NOW + 0.25, NOW + 0.32)
+    attempt.cancelled(NOW + 0.32)
     assert target.degradation.active["stalled"].model == "minilm"
-    assert target.state(NOW + 0.6)[0] == "down"
+    assert target.state(NOW + 0.32)[0] == "down"
+
+
+def test_of_few_answers_the_longest_says_little_and_a_silent_server_gets_more_time() -> None:
+    for answers, due_s in ((5, 0.9), (20, 0.45), (100, 0.33)):
+        fleet, target = foreign_fleet(*[0.3] * answers)
+        AttemptTelemetry(candidate_on(fleet, "pool/main"), 1000, 16.0, NOW)
+        assert looked_at(target, NOW, NOW + due_s + LEAST_S), answers
+        assert not looked_at(target, NOW + due_s + LEAST_S, NOW + due_s + MOST_S + 0.1), answers
 
 
 def test_losers_of_hedges_add_up_and_callers_with_too_short_budgets_do_not() -> None:

@@ -11,6 +11,7 @@ from gateway.core.fleet.link_events import LinkUp
 from gateway.core.placement.cloud_budget import CAP, CloudBudget
 from gateway.core.placement.placer import RETRY_SPENT_S, Decision
 from gateway.core.placement.utility import UtilityPlacer, UtilityWeights
+from gateway.placement_policy import policy_of
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
 from tidegate.config import ConfigError, load
 from tidegate.outcome import Overloaded
@@ -110,6 +111,39 @@ def goes_to(decision: Decision) -> str:
     return decision.chosen.target.id
 
 
+def together(rates: list[float], for_s: float, *, late: dict[int, float] | None = None) -> list[float]:
+    """The prices of gateways that share a budget of 0.5 and tell each other; `late`: when one of them starts."""
+    budgets = [CloudBudget(0.5) for _ in rates]
+    for tick in range(1, round(for_s / TICK_S) + 1):
+        now = tick * TICK_S + 1e-6
+        running = [place for place in range(len(rates)) if now >= (late or {}).get(place, 0.0)]
+        told = {place: budgets[place].told(now) for place in running}
+        for place in running:
+            budgets[place].spent(rates[place] * TICK_S)
+            budgets[place].beside([one for other, one in told.items() if other != place], 0)
+    return [one.factor(for_s + TICK_S) for one in budgets]
+
+
+def test_gateways_side_by_side_have_one_budget_and_one_price() -> None:
+    within = together([0.2, 0.2], 30.0)
+    assert within == [1.0, 1.0]
+    over = together([0.4, 0.4, 0.2], 10.0)
+    assert over[0] > 2.5, "together they spend twice the budget, though none of them does"
+    assert over == pytest.approx([over[0]] * 3, rel=0.05)
+
+
+def test_a_gateway_that_comes_later_takes_over_the_others_price() -> None:
+    prices = together([0.5, 0.5, 0.1], 20.0, late={2: 15.0})
+    assert prices[2] == pytest.approx(prices[0], rel=0.1)
+
+
+def test_one_that_says_nothing_is_taken_to_spend_its_part() -> None:
+    alone, silent = CloudBudget(0.5), CloudBudget(0.5)
+    silent.beside([], 1)
+    assert run(alone, 0.4, 10.0) == 1.0
+    assert run(silent, 0.4, 10.0) > 1.3
+
+
 def test_while_the_cloud_is_dear_a_doubtful_edge_is_the_better_bet() -> None:
     fleet = fleet_of(edge_a=variant("int8", compute_s=0.100, quality=0.98), pool_main=variant(compute_s=0.010))
     cheap = UtilityPlacer(fleet, PLAIN, cloud_budget=CloudBudget(0.1))
@@ -148,3 +182,18 @@ def test_a_budget_without_a_policy_that_weighs_prices_is_refused_with_the_way_ou
     with pytest.raises(ConfigError, match="cloud_budget needs policy: value; 'cheapest' does not weigh"):
         load(GatewayConfig, policy="cheapest", cloud_budget=0.5)
     assert load(GatewayConfig, policy="value", cloud_budget=0.5).cloud_budget == 0.5
+
+
+def test_a_weight_of_the_bill_without_a_policy_that_weighs_it_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"cost_weight needs policy: value; .* or set policy: value"):
+        load(GatewayConfig, policy="cheapest", cost_weight=5.0)
+    assert load(GatewayConfig, policy="cheapest").policy == "cheapest"
+    with pytest.raises(ConfigError, match="cost_weight"):
+        load(GatewayConfig, cost_weight=-1.0)
+
+
+def test_the_configured_weight_is_the_placers() -> None:
+    config = load(GatewayConfig, cost_weight=5.0)
+    placer, _ = policy_of(config, fleet_of(edge_a=variant()), lambda: 0.5, lambda: False)
+    assert isinstance(placer, UtilityPlacer)
+    assert placer.prices == UtilityWeights.weighing(5.0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.core.estimate.link_estimate import LinkEstimate, RttDistribution
 from gateway.core.placement.completion import CompletionTime, chance_after_silence, completion_time
-from tests.support.gateway.fleets import NOW
+from tests.support.gateway.fleets import NOW, link_of
 
 durations = st.floats(0.0, 2.0)
 spreads = st.floats(0.001, 0.5)
@@ -180,3 +180,24 @@ def test_a_silence_that_nobody_has_seen_speaks_for_a_broken_path() -> None:
 
 def test_where_round_trips_take_no_time_silence_still_has_a_chance() -> None:
     assert 0.0 < CompletionTime(path_of(0.0, 0.0), 0.010, 0.001).unacknowledged(0.0, 1.0, BROKEN) < 1.0
+
+
+@pytest.mark.parametrize(("mean_s", "spread_s"), [(1.0, 1.0), (1.0, 0.7), (4.0, 0.5)])
+def test_a_wait_for_a_slot_is_a_gamma_distribution(mean_s: float, spread_s: float) -> None:
+    path = link_of(0.010).path(NOW)
+    takes = CompletionTime(path, mean_s, spread_s, skewed=True)
+    shape, draw = (mean_s / spread_s) ** 2, Random(1)
+    drawn = [draw.gammavariate(shape, mean_s / shape) for _ in range(20_000)]
+    for times in (0.1, 0.3, 1.0, 2.0):
+        came = sum(one <= times * mean_s for one in drawn) / len(drawn)
+        assert takes.by(times * mean_s + path.median_s) == pytest.approx(came, abs=0.03)
+        assert takes.at_most(times * mean_s) <= takes.by(times * mean_s + path.values_s[-1]) + 1e-6
+
+
+def test_a_wait_that_is_not_known_well_promises_nothing_for_at_once() -> None:
+    path = link_of(0.010).path(NOW)
+    unsure = CompletionTime(path, 14.0, 28.0)
+    assert unsure.by(0.8) > 0.3, "a normal distribution would have a third of its weight below nothing"
+    assert unsure._replace(skewed=True).by(0.8) < 0.07
+    assert unsure._replace(skewed=True).unacknowledged(0.1, 0.8, 0.02) < 0.07
+    assert unsure._replace(skewed=True).by(0.005) == 0.0

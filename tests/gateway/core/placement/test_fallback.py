@@ -14,6 +14,7 @@ from gateway.core.placement.fallback import HEALED, FallbackPlacer, PredictionFa
 from gateway.core.placement.placer import Decision, Placer
 from gateway.core.placement.utility import UtilityPlacer
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
+from tests.support.interpreted import interpreted_only
 from tidegate.outcome import NothingAlive
 
 
@@ -138,6 +139,7 @@ def test_a_number_that_is_none_is_told_with_its_target() -> None:
     assert "nan" in str(error)
 
 
+@interpreted_only
 @pytest.mark.parametrize("policy", [Placer, UtilityPlacer])
 def test_estimators_that_say_nan_stop_neither_policy(policy: type[Placer], monkeypatch: pytest.MonkeyPatch) -> None:
     broken: set[VariantCost] = set()

@@ -126,23 +126,6 @@ def test_nobody_who_was_passed_over_would_have_been_worth_more(seed: int) -> Non
             assert verdict.value == pytest.approx(values[candidate.target.id], abs=CHANCES_CUT)
 
 
-@pytest.mark.slow
-@given(seeds, st.floats(0.0, 1.0, exclude_max=True))
-def test_where_gateways_take_turns_it_is_one_of_the_two_best(seed: int, luck: float) -> None:
-    draw = Random(seed)
-    placer = schooled(UtilityPlacer(fleet_in_use(draw), tie_breaking_draw=lambda: luck), draw)
-    asked = question(draw)
-    everybody = plain(placer, asked) if len(placer.fleet.targets) <= 32 else []
-
-    decision = placer.decide(asked, NOW)
-
-    if decision.chosen is None or not everybody:
-        return
-    values = {one.offered.target.id: one.value for one in everybody}
-    _, second = (sorted(values.values(), reverse=True) * 2)[:2]
-    assert values[decision.chosen.target.id] >= second - 2 * CHANCES_CUT
-
-
 events = st.lists(st.tuples(st.sampled_from(["launch", "finish", "report", "accepted"]), seeds), max_size=40)
 
 

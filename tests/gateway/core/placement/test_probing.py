@@ -10,7 +10,6 @@ from gateway.core.history.decision_record import pack_decision
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Decision, Placer
 from gateway.core.placement.probing import GAP_S, LONG_S, PATIENCE_S, RECHECK_S, SHARE, ProbePlacer
-from gateway.core.placement.tie_breaking import samples_runner_up
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
@@ -161,25 +160,6 @@ def test_a_trial_takes_only_work_that_its_target_takes() -> None:
     now = NOW + 1.0
     assert where(placed(fleet, prioritized(LOW, at=now)._replace(rows=4), now))[0] == "edge/b"
     assert where(placed(fleet, prioritized(LOW, at=now)._replace(pin="edge"), now))[0] == "edge/a"
-
-
-@pytest.mark.parametrize(
-    ("loss", "draw", "second"),
-    [(0.0, 0.49, True), (0.0, 0.51, False), (0.15, 0.04, True), (0.15, 0.06, False), (9.0, 0.0, False)],
-)
-def test_the_second_best_is_taken_the_oftener_the_less_it_is_worse(loss: float, draw: float, second: bool) -> None:
-    assert samples_runner_up(1.0, 1.0 - loss, draw) is second
-
-
-def test_gateways_that_share_targets_take_twins_in_turn_and_others_do_not() -> None:
-    fleet = fleet_of(edge_a=variant(), edge_b=variant(), edge_c=variant(compute_s=1.9))
-    assert where(UtilityPlacer(fleet).decide(ask(), NOW))[0] == "edge/a"
-    assert where(UtilityPlacer(fleet, tie_breaking_draw=always).decide(ask(), NOW))[0] == "edge/b"
-    assert where(UtilityPlacer(fleet, tie_breaking_draw=never).decide(ask(), NOW))[0] == "edge/a"
-
-    alone = fleet_of(edge_a=variant())
-    placer = UtilityPlacer(alone, tie_breaking_draw=always)
-    assert where(placer.decide(ask(), NOW))[0] == "edge/a", "there is no second"
 
 
 # targets that were slow

@@ -17,9 +17,10 @@ from gateway.core.fleet.target import TargetSpec
 from gateway.core.fleet.variant_rank import quality_of
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Choice, Decision, added_work_s
-from gateway.core.placement.utility import UtilityPlacer, UtilityWeights, queue_position
+from gateway.core.placement.utility import MOST_BILL, WHETHER, UtilityPlacer, UtilityWeights, queue_position
 from gateway.core.request.attempt import AttemptTelemetry
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, variant
+from tests.support.interpreted import interpreted_only
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import BadAnswer, DeadlineExceeded, InvalidRequest, Overloaded, Unreachable
 
@@ -62,6 +63,33 @@ def test_a_little_less_chance_is_worth_a_great_saving_and_no_cliff_is_in_between
     assert chosen(UtilityPlacer(fleet).decide(ask(budget_s=0.150), NOW)) == ("edge/a", "cheapest")
     dear = UtilityPlacer(fleet, UtilityWeights(cost=0.0)).decide(ask(budget_s=0.150), NOW)
     assert chosen(dear)[0] == "pool/main"
+
+
+def test_the_more_the_bill_weighs_the_less_chance_a_device_needs() -> None:
+    went = []
+    for cost_weight in (0.0, 3.0, 40.0):
+        fleet = fleet_of(edge_a=variant("int8", compute_s=0.100), pool_main=variant(compute_s=0.020))
+        prices = UtilityWeights.weighing(cost_weight)
+        went.append(chosen(UtilityPlacer(fleet, prices).decide(ask(budget_s=0.133), NOW))[0])
+    assert went == ["pool/main", "pool/main", "edge/a"]
+
+
+def test_the_bill_chooses_where_and_not_whether() -> None:
+    fleet = fleet_of(pool_main=variant(compute_s=0.5))
+    worths = []
+    for cost_weight in (0.5, WHETHER, 40.0):
+        (judged,) = UtilityPlacer(fleet, UtilityWeights.weighing(cost_weight)).decide(ask(budget_s=5.0), NOW).judged
+        assert judged is not None
+        worths.append(judged.worth)
+    assert worths[0] > worths[1]
+    assert worths[1] == pytest.approx(worths[2])
+    assert judged.value == pytest.approx(judged.worth - judged.rent - MOST_BILL), "and never outweighs an answer"
+
+
+def test_the_bill_of_generations_is_weighed_in_proportion() -> None:
+    usual = UtilityWeights()
+    assert UtilityWeights.weighing(usual.cost) == usual
+    assert UtilityWeights.weighing(2.0 * usual.cost).generation_cost == 2.0 * usual.generation_cost
 
 
 def test_quality_pays_for_the_dearer_one_where_it_is_weighed() -> None:
@@ -173,6 +201,7 @@ targets = st.lists(
 )
 
 
+@interpreted_only
 @pytest.mark.slow
 @given(targets, st.floats(0.01, 1.0), st.integers(0, 4), st.integers(0, 2**16))
 def test_pruning_never_changes_the_choice(drawn: list[Any], budget_s: float, priority: int, seed: int) -> None:
@@ -213,7 +242,8 @@ class _Exhaustive(UtilityPlacer):
         qualities = [one.offered.quality for one in candidates]
         place = queue_position(asked)
         rents = [one.offered.target.queue_estimate.congestion.per_second(now) * added_work_s(one) for one in candidates]
-        bounds = self._bounds(candidates, qualities, rents, place.weight, asked.deadline - now)
+        sure = self.calibration.surest * place.weight
+        bounds = self._bounds(candidates, qualities, rents, sure, place.weight, asked.deadline - now, asked)
         worths = [place.weight * self._worth(quality, max(qualities)) for quality in qualities]
         judged = [
             self._judge(one, bound, rent, worth, place, now, -inf)

@@ -12,6 +12,7 @@ from gateway.core.request.hedging import DeadlineHedging
 from gateway.core.request.machine import Answer, Launch, RequestMachine, WakeAt
 from tests.gateway.core.request.test_machine import answer, cancelled, launched, woken_at
 from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
+from tests.support.interpreted import interpreted_only
 from tidegate.outcome import InvalidRequest, Overloaded, ServeError, Unreachable
 
 INT8 = variant("int8", compute_s=0.010, quality=0.97)
@@ -142,6 +143,7 @@ def test_a_sure_answer_of_the_lesser_variant_ends_it_beside_a_pending_better_one
     assert (answer(actions).attempt, cancelled(actions)) == (0, [1])
 
 
+@interpreted_only
 def test_a_pending_attempt_of_the_same_variant_is_pointless_after_an_unsure_answer() -> None:
     class Early(DeadlineHedging):
         def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
@@ -197,6 +199,7 @@ def test_a_model_that_is_sure_of_nothing_moves_no_more_than_its_share_of_the_loa
     assert 200 <= escalated <= 230  # a fifth, and the burst
 
 
+@interpreted_only
 def test_escalations_take_nothing_from_hedges() -> None:
     class Purse(DeadlineHedging):
         spent = 0

@@ -78,8 +78,21 @@ def test_a_gain_that_does_not_pay_is_left() -> None:
     scene.crossing.tokens.tokens = 0.0
     assert edge_and_pool(priority=1).plan(after_s=0.5) is not None, f"two answers are more than {MOST_GAIN}"
     scene = edge_and_pool()
-    scene.placer.prices = scene.placer.prices._replace(cost=20.0)
-    assert scene.plan(after_s=0.5) is None
+    scene.placer.prices = scene.placer.prices._replace(cost=40.0)
+    assert scene.plan(after_s=0.5) == Hedge(NOW + 0.5), "the bill chooses where, and not whether there is a hedge"
+
+
+def test_a_server_that_acknowledges_nothing_is_hedged_once_its_answer_takes_longer_than_its_answers_do() -> None:
+    scene = edge_and_pool()
+    by_prediction = scene.plan(after_s=0.050)
+    assert by_prediction is not None
+    assert by_prediction.at > NOW + 0.1
+    for _ in range(100):
+        scene.first.offered.cost.answer_times.record(16.0, 0.010, NOW - 1.0)
+    assert scene.plan(after_s=0.050) == Hedge(NOW + 0.050)
+    promised = scene.plan(after_s=0.050, promised_in_s=0.3)
+    assert promised is not None
+    assert promised.at > NOW + 0.3, "a promise is the better witness"
 
 
 def test_no_hedge_in_overload() -> None:

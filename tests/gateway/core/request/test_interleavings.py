@@ -18,6 +18,7 @@ from gateway.core.request.token_budget import TokenBudget
 from tests.support.interleave.draws import profile_of
 from tests.support.interleave.script import HAPPENINGS, Lived, numbers_of, only, play, script_of, shrunk, spans
 from tests.support.interleave.world import World
+from tests.support.interpreted import interpreted_only
 from tidegate.outcome import ServeError
 
 FRACTION = st.floats(0.0, 1.0, exclude_max=True)
@@ -75,6 +76,7 @@ def _orphans_one(self: RequestMachine) -> list[Action]:
     return [Cancel(attempt) for attempt in sorted(self._pending)[1:]]
 
 
+@interpreted_only
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "defect", "words"),
@@ -82,7 +84,7 @@ def _orphans_one(self: RequestMachine) -> list[Action]:
         (AttemptTelemetry, "failed", _forgets_the_ledger, "under way"),
         (AttemptTelemetry, "cancelled", _takes_the_hopeless_for_any_other, "were settled"),
         (RequestMachine, "_finish", _orphans_one, "orphaned"),
-        (TokenBudget, "spend", lambda self: True, "should have"),
+        (TokenBudget, "spend", lambda self, share: True, "should have"),
         (TenantCharge, "failed", lambda self, now: None, "should have spent"),
         (AdaptiveLimit, "release", lambda self: None, "should have"),
     ],

@@ -99,7 +99,7 @@ def test_an_error_that_another_target_may_do_better_goes_to_the_next(error: Serv
     one = machine()
     one.arrived(NOW)
     actions = one.failed(0, error, NOW + 0.01)
-    final = isinstance(error, InvalidRequest | NothingAlive | Deferred)  # what was taken for later is no failure
+    final = isinstance(error, InvalidRequest | Deferred)  # what was taken for later is no failure
     assert launched(actions) == ([] if final else [(1, "edge/b")])
     if final:
         assert refusal(actions) is error

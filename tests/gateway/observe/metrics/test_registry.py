@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
@@ -9,11 +12,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from gateway.app import Gateway
 from gateway.catalog import Catalog
 from gateway.config.gateway import GatewayConfig
+from gateway.core.agreement.agreement_watch import AgreementWatch, AnswerSource, ShadowedAnswer
+from gateway.core.agreement.expectation import AgreementTerms
+from gateway.core.agreement.shadow_budget import ShadowBudget
+from gateway.core.estimate.token_calibration import TokenCalibration
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkUp
 from gateway.core.fleet.link_health import RttTimeline, link_state
 from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
-from gateway.core.history.recorder import RequestEvent, RequestRecord
+from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.versions.traffic_split import TrafficSplit, TrafficSplits
 from gateway.default_versions import DefaultVersions
@@ -21,7 +28,11 @@ from gateway.delivery.trials import TrialFigures, Trials
 from gateway.observe.conditions import condition_family
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.scaling import scaling_families
+from gateway.operate.agreement_report import agreement_families
+from gateway.operate.cache_report import cache_families
 from gateway.operate.trial_report import trial_families
+from gateway.serving.known_answers import KnownAnswers
+from gateway.serving.shadowing import Shadowing
 from tests.gateway.observe.metrics.test_generation import CALL as GENERATION
 from tests.gateway.observe.metrics.test_generation import REPLY as GENERATED
 from tests.support.gateway.doors import admission_of
@@ -32,7 +43,7 @@ from tidegate import clock
 from tidegate.config import load
 from tidegate.metrics.exposition import Exposition
 from tidegate.outcome import InvalidRequest, Outcome, Overloaded, ServeError, error_from_code
-from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, Route, Tensor
+from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, Resumed, Route, Tensor
 
 REQUEST = InferRequest("minilm", (Tensor("input_ids", Datatype.INT64, (1, 4), bytes(32)),))
 
@@ -75,6 +86,8 @@ NEEDS_MORE = {
     "tidegate_shed_total",
     "tidegate_edge_state_age_seconds",
     "tidegate_condition",
+    "tidegate_token_budgets_total",
+    "tidegate_token_chance_calibration_error_ratio",
 }
 RETRIED = (
     *went(0, "edge/a", 0.0, ends=0.02, what="failed", words="unreachable: the link broke"),
@@ -101,10 +114,56 @@ def on_trial() -> Trials:
     return trials
 
 
+def resumed_record() -> RequestRecord:
+    one = Resumed("edge/a", "pool/main", at=17, gap_s=0.21, grade="exact", why="stalled")
+    end = AnswerRecord(1, Route("pool/main", "resumed", "paced", attempts=2, resumed=(one,)))
+    return request_record(reasons=("cheapest", "resumed"), notes=[*RETRIED], end=end, wasted_tokens=20)
+
+
+def test_an_answer_that_was_gone_on_with_is_counted_with_its_gap_and_what_was_computed_again() -> None:
+    counted = metrics()
+    counted.landed(resumed_record())
+    counted.landed(request_record())
+    read = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in counted.collect()
+        for sample in family.samples
+    }
+    assert read["tidegate_resumes_total", "exact", "stalled"] == 1.0
+    assert (read["tidegate_resume_gap_seconds_count",], read["tidegate_resume_gap_seconds_sum",]) == (1.0, 0.21)
+    assert read["tidegate_wasted_tokens_total",] == 20.0
+
+
+def watched_agreement() -> Shadowing:
+    """A device whose answers drift."""
+    watch, source = AgreementWatch(), AnswerSource("edge/a", "minilm", "1", "int8")
+    for _ in range(30):
+        watch.record(ShadowedAnswer(source, "pool/main", 0.9, AgreementTerms("cosine", "y", 0.02), 2, "tokens"), NOW)
+    outcomes = {("minilm", "compared"): 30}
+    return cast(Any, SimpleNamespace(watch=watch, budget=ShadowBudget(0.02), outcomes=outcomes))
+
+
+def known_answers() -> KnownAnswers:
+    counts = SimpleNamespace(
+        outcomes={("minilm", "hit"): 1},
+        kept={("minilm", "kept"): 1},
+        cache=SimpleNamespace(evicted=0),
+        rows=lambda: [("minilm", 1, 2, 1, 4096)],
+    )
+    return cast(Any, counts)
+
+
 def test_every_metric_of_a_gateway_stands_in_the_documentation_with_its_labels() -> None:
     fleet = fleet_of(edge_a=variant(), pool_main=variant())
-    counted = GatewayMetrics(fleet, admission_of(4), version_of=lambda request: "1", calibration_error=lambda: 0.1)
+    counted = GatewayMetrics(
+        fleet,
+        admission_of(4),
+        version_of=lambda request: "1",
+        calibration_error=lambda: 0.1,
+        token_calibration=TokenCalibration(),
+    )
     counted.add(lambda: [condition_family(fleet), *scaling_families(busy_pool()), *trial_families(on_trial())])
+    counted.add(lambda: [*agreement_families(watched_agreement()), *cache_families(known_answers())])
     counted.began(call())
     counted.answered(call(), reply(), NOW + 0.07)
     counted.answered(call(), reply(left_s=-0.1, fallback=True), NOW + 0.07)
@@ -113,6 +172,7 @@ def test_every_metric_of_a_gateway_stands_in_the_documentation_with_its_labels()
     counted.generative.embedded("minilm", 12, 0.01)
     counted.generation.answered(GENERATION, GENERATED, NOW + 0.25)
     counted.landed(request_record(reasons=("cheapest", "fallback"), notes=[*RETRIED]))
+    counted.landed(resumed_record())
     silent = check(
         counted.collect(), "Gateway", "OpenAI's routes, in OpenTelemetry's words", "Triton's names, at all three"
     )

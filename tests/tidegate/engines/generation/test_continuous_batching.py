@@ -292,3 +292,13 @@ def test_a_text_that_nothing_came_of_is_told(tiny: GenerativeEngine) -> None:
     first = run_one(tiny, asking(1)).ids[0]
     text: Text = run_one(tiny, asking(5, stop_tokens=(first,)))
     assert text.ids == () and text.end is not None and text.end.stop_token
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5, seed=3), Sampling(0.9, 0.95, 40, seed=-7)], ids=repr)
+def test_an_answer_goes_on_where_another_engine_stopped(tiny: GenerativeEngine, sampling: Sampling) -> None:
+    prompt = tuple(range(5, 45))
+    whole = run_one(tiny, asking(24, *prompt, sampling=sampling, ignore_stop=True)).ids
+    assert len(set(whole)) > 3
+    for at in (1, 2, 7, 23):
+        rest = asking(24 - at, *prompt, *whole[:at], sampling=sampling, ignore_stop=True, answered=at)
+        assert run_one(tiny, rest).ids == whole[at:], at

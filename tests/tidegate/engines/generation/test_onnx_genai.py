@@ -25,6 +25,7 @@ from tidegate.engines.generation.limits import NO_LIMITS, GenerationLimits
 from tidegate.generate.engine import GenerativeEngine
 from tidegate.generate.request import Sampling
 from tidegate.generate.token_stream import TokenStream
+from tidegate.models.repository import Repository
 from tidegate.workers.process import EngineSpec, WorkerProcess
 
 pytestmark = pytest.mark.slow
@@ -400,3 +401,25 @@ async def test_it_runs_in_a_worker_process_inside_its_sandbox(tiny: GenerativeEn
         stream.end()
         assert generated.ids == run_one(tiny, asking(20)).ids
         assert tuple(token for batch in await stream.take() for token in batch.ids) == generated.ids
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5, seed=3), Sampling(0.9, 0.95, 40, seed=-7)], ids=repr)
+def test_an_answer_goes_on_where_another_engine_stopped(tiny: GenerativeEngine, sampling: Sampling) -> None:
+    prompt = tuple(range(5, 45))
+    whole = run_one(tiny, asking(24, *prompt, sampling=sampling, ignore_stop=True)).ids
+    assert len(set(whole)) > 3
+    for at in (1, 2, 7, 23):
+        rest = asking(24 - at, *prompt, *whole[:at], sampling=sampling, ignore_stop=True, answered=at)
+        assert run_one(tiny, rest).ids == whole[at:], at
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, 0.95, seed=5)], ids=repr)
+def test_a_real_model_in_int4_goes_on_with_the_same_text(smollm2_repository: Repository, sampling: Sampling) -> None:
+    """Its logits differ by up to 1 between a token that is computed alone and one within a chunk."""
+    manifest = smollm2_repository.manifest("smollm2")
+    artefact = smollm2_repository.artefact(manifest, next(one for one in manifest.variants if one.name == "int4"))
+    one, prompt = engine(artefact), tuple(range(1000, 1090))
+    whole = run_one(one, asking(40, *prompt, sampling=sampling, ignore_stop=True)).ids
+    for at in (3, 33):
+        rest = asking(40 - at, *prompt, *whole[:at], sampling=sampling, ignore_stop=True, answered=at)
+        assert run_one(one, rest).ids == whole[at:], at

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.engines.generation.logprobs import token_logprobs
-from tidegate.engines.generation.sampling import is_greedy, sampled_token
+from tidegate.engines.generation.sampling import draw_at, is_greedy, sampled_token
 from tidegate.generate.request import Sampling
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.3, 0.15], np.float32))
@@ -75,3 +75,35 @@ def test_log_probabilities_are_of_the_whole_vocabulary_and_the_likeliest_come_fi
     assert token_logprobs(LOGITS, 4, 0)[1] == ()
     assert len(token_logprobs(LOGITS, 4, 99)[1]) == 5
     assert sum(exp(one.logprob) for one in token_logprobs(LOGITS, 4, 5)[1]) == pytest.approx(1.0)
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.floats(0.05, 2.0), st.floats(0.05, 1.0), st.integers(0, 300), st.floats(0.0, 0.999)
+)
+def test_of_a_large_vocabulary_it_is_the_token_that_sorting_all_of_it_finds(
+    seed: int, temperature: float, top_p: float, top_k: int, draw: float
+) -> None:
+    chance = np.random.default_rng(seed)
+    logits = chance.integers(-40, 40, 2000).astype(np.float32) / 8  # many of them equal
+    mass = np.exp((logits - logits.max()) * np.float32(1.0 / temperature)).astype(np.float64)
+    order = np.argsort(-mass, kind="stable")[: top_k or None]
+    reached = mass[order].cumsum()
+    nucleus = order[: int(np.searchsorted(reached, top_p * reached[-1])) + 1] if top_p < 1.0 else order
+    token = sampled_token(logits, Sampling(temperature, top_p, top_k), draw)
+    assert token in nucleus or mass[token] == mass[nucleus[-1]]
+    below = mass[np.sort(nucleus)].cumsum()
+    assert np.interp(token, np.sort(nucleus), below) == pytest.approx(
+        below[-1] * draw, abs=mass[token] + mass[nucleus[-1]] + 1e-3 * below[-1]
+    )
+
+
+def test_draws_are_even_and_know_their_place() -> None:
+    """The first ones of SplitMix64 from 0 are published; of many, each tenth of the range has a tenth."""
+    assert [int(draw_at(0, place) * 2**53) << 11 for place in range(3)] == [
+        word >> 11 << 11 for word in (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)
+    ]
+    for draws in ([draw_at(7, place) for place in range(5000)], [draw_at(seed, 3) for seed in range(-2500, 2500)]):
+        assert len(set(draws)) == 5000
+        counts, _ = np.histogram(draws, 10, (0.0, 1.0))
+        assert counts.sum() == 5000 and counts.min() > 420 and counts.max() < 580
+    assert draw_at(-1, 0) == draw_at(2**64 - 1, 0) != draw_at(1, 0)

@@ -107,3 +107,20 @@ def test_versions_with_other_vocabularies_do_not_stand_in_for_one_another(tmp_pa
     one = text_side_folder(tmp_path, template=TEMPLATE)
     assert differences(one, replace(one, version="2")) == ()
     assert differences(one, changed(one, vocabulary="1" * 64)) == ("generative",)
+
+
+async def test_the_files_of_a_version_that_was_shipped_are_found_by_their_digests(tmp_path: Path) -> None:
+    (tmp_path / "made").mkdir()
+    manifest = text_side_folder(tmp_path / "made")
+    assert manifest.generative is not None and manifest.generative.chat_template_sha256 is not None
+    texts = TextModels(OneFolder(tmp_path / "nowhere"), tmp_path.joinpath)
+    with pytest.raises(NotSupported, match="the tokenizer of model 'talker' is not here"):
+        await texts.of(manifest)
+    for name, digest in (
+        ("tokenizer.json", manifest.generative.tokenizer_sha256),
+        ("chat_template.jinja", manifest.generative.chat_template_sha256),
+    ):
+        (tmp_path / digest).write_bytes((tmp_path / "made" / name).read_bytes())
+    found = await texts.of(manifest)
+    assert found.chats and await found.encode("the tide", room=10)
+    assert await texts.of(replace(manifest, version="2")) is found, "the same text side is not read twice"

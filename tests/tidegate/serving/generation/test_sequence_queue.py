@@ -17,9 +17,16 @@ _ids = count(1)
 
 
 def ticket(
-    deadline: float = 10.0, *, certain_s: float = 0.1, expected_s: float = 1.0, cache: int = 0, priority: int = 0
+    deadline: float = 10.0,
+    *,
+    certain_s: float = 0.1,
+    expected_s: float = 1.0,
+    cache: int = 0,
+    priority: int = 0,
+    first_by: float = inf,
+    first_s: float = 0.0,
 ) -> SequenceTicket:
-    return SequenceTicket(next(_ids), deadline, certain_s, expected_s, cache, priority)
+    return SequenceTicket(next(_ids), deadline, certain_s, expected_s, cache, priority, first_by, first_s)
 
 
 def queue_of(*tickets: SequenceTicket, slots: int = 1, limit_bytes: float = inf, max_size: int = 8) -> SequenceQueue:
@@ -46,6 +53,58 @@ def test_the_earliest_latest_start_begins_first_and_no_more_than_there_are_slots
     assert begun(queue) == [long_prompt.id, early.id]
     queue.leave(early.id)
     assert begun(queue) == [late.id]
+
+
+def test_the_one_that_has_to_begin_first_to_keep_its_first_token_begins_first() -> None:
+    whole, slow, quick = ticket(3.0), ticket(9.0, first_by=1.0, first_s=0.7), ticket(9.0, first_by=0.8, first_s=0.1)
+
+    assert begun(queue_of(whole, quick, slow, slots=3)) == [slow.id, quick.id, whole.id]
+
+
+def test_what_is_late_for_its_first_token_goes_behind_what_can_still_make_it() -> None:
+    late, on_time = ticket(5.0, first_by=0.5, first_s=0.1), ticket(9.0, first_by=2.0, first_s=0.1)
+    queue = queue_of(late, on_time, slots=2)
+
+    assert begun(queue, 0.4) == [on_time.id, late.id]  # from 0.4 on it could not make it any more
+
+
+def test_a_late_one_stands_behind_those_on_time_in_what_it_is_told_as_well() -> None:
+    queue = queue_of(ticket(9.0, first_by=2.0), ticket(9.0, first_by=2.0), slots=0)
+
+    assert queue.admit(ticket(5.0, first_by=0.1), 0.2).ahead == 2
+    assert queue.admit(ticket(9.0, first_by=2.0), 0.2).ahead == 2  # and not behind that one
+    assert queue.admit(ticket(9.0, first_by=1.0), 0.2).ahead == 0
+
+
+def test_a_late_one_is_not_starved_by_those_that_keep_coming_on_time() -> None:
+    queue, late = queue_of(slots=1, max_size=32), ticket(5.0, first_by=0.5, expected_s=1.0)
+    queue.admit(late, 0.0)
+    begun_at = None
+    for tenth in range(6, 50):  # always one that is on time waits as well
+        queue.admit(ticket(tenth / 10 + 8.0, first_by=tenth / 10 + 0.6), tenth / 10)
+        taken = queue.take(tenth / 10)
+        assert taken is not None
+        queue.leave(taken[0].id)
+        if taken[0].id == late.id:
+            begun_at = tenth / 10
+            break
+
+    assert begun_at is not None and 3.4 <= begun_at <= 4.2  # when it has to, to be whole by 5.0
+
+
+def test_far_too_many_late_ones_leave_three_starts_of_four_to_those_on_time() -> None:
+    queue = queue_of(slots=1, max_size=64)
+    late = {(one := ticket(5.0, first_by=0.1, expected_s=1.0)).id: queue.admit(one, 0.0) for _ in range(20)}
+    for _ in range(20):
+        queue.admit(ticket(20.0, first_by=4.9), 4.5)
+    order = []
+    for _ in range(16):
+        taken = queue.take(4.5)
+        assert taken is not None
+        order.append(taken[0].id in late)
+        queue.leave(taken[0].id)
+
+    assert order == [False, False, False, True] * 4
 
 
 def test_a_level_of_priority_is_worth_a_stretch_of_deadline() -> None:

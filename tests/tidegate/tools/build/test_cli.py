@@ -58,7 +58,7 @@ def recipe(name: str, version: str) -> Any:
 
 @pytest.fixture
 def repository(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    modules = {module: recipe(name, version) for name, (module, version) in demo_models.RECIPES.items()}
+    modules = {one.module: recipe(name, one.version) for name, one in demo_models.RECIPES.items()}
     monkeypatch.setattr(demo_models.importlib, "import_module", modules.__getitem__)
     return tmp_path / "models"
 
@@ -109,7 +109,7 @@ def test_verifying_names_every_artefact_that_is_wrong_and_fails(repository: Path
     assert code == 1
     assert "has sha256" in output
     assert "No such file" in output
-    assert "Error: 2 files are missing or different" in output
+    assert "Error: 2 problems were found" in output
     assert run("verify", "digits", "--repository", repository)[1].count("WRONG") == 1
 
 

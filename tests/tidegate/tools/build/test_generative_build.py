@@ -58,7 +58,9 @@ def test_a_folder_becomes_a_variant_for_each_place_and_both_answer(
     assert "talker: measuring bf16" in output and "int4 for the edge: " in output
     manifest = Repository(root).manifest("talker")
     folder = root / "talker" / "1"
-    assert run("verify", "talker", "--repository", root)[1].count("ok ") == 3
+    code, output = run("verify", "talker", "--repository", root)
+    assert (code, output.count("ok ")) == (0, 5), output
+    assert output.count(" answers as recorded: ") == 2
     generative = manifest.generative
     assert generative is not None and generative.chat_template is not None
     assert (generative.context, generative.vocabulary_size, generative.stop_tokens) == (
@@ -101,7 +103,8 @@ def test_one_variant_alone_leaves_nothing_of_the_other(tiny_llama: Path, tmp_pat
     assert variant.where == ("pool",)
     folder = tmp_path / "models" / "t" / "1"
     assert {path.name for path in folder.iterdir()} == {
-        "model.yaml", "model.safetensors", "config.json", "tokenizer.json",
+        "model.yaml", "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json",
+        "golden-bf16.msgpack",
     }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,23 @@ def test_no_two_parts_share_a_port(edges: int, ports_from: int) -> None:
 
 def test_what_measures_itself_starts_one_after_the_other_and_the_gateway_last() -> None:
     assert [one.name for one in plan(options()).processes] == ["broker", "pool", "edge-1", "edge-2", "gateway"]
+
+
+def test_gateways_beside_the_first_have_ports_of_their_own_and_keep_nothing_that_there_is_once() -> None:
+    wanted = replace(options(ports_from=9000), gateways=3, ship=Path("a.pub"), links=("pool=lte_driving",))
+    planned = plan(wanted)
+    numbers = [port.number for port in planned.ports]
+    assert len(set(numbers)) == len(numbers)
+    assert [one.name for one in planned.processes][-3:] == ["gateway-3", "gateway-2", "gateway"]
+    first, second = (process_config(planned, name) for name in ("gateway", "gateway-2"))
+    assert second["http_port"] == 9013 and first["http_port"] == 9000  # behind the pool's link, and the files' port
+    assert "ingest" in first and "artifacts" in first
+    assert not {"ingest", "artifacts"} & second.keys()
+    assert second["mqtt"] == first["mqtt"] and second["targets"] == first["targets"]
+    with pytest.raises(PlanError, match="--gateways 17: from 1 to 16"):
+        plan(replace(options(), gateways=17))
+    with pytest.raises(PlanError, match="do not all exist"):
+        plan(replace(options(ports_from=65525), gateways=2))
 
 
 def test_a_broker_that_runs_already_is_used_by_everyone_and_none_is_started() -> None:

@@ -1,4 +1,4 @@
-"""Converts a Hugging Face folder into ONNX for onnxruntime-genai, with int4 weights, by its own builder.
+"""Converts a Hugging Face folder into ONNX for onnxruntime-genai, with int4 or int8 weights, by its own builder.
 
 The builder is a program of the package; it runs as a child, so that what it prints, allocates and patches stays there.
 """
@@ -44,7 +44,7 @@ def convert_to_genai(source: Path, folder: Path, *, precision: str = "int4") -> 
             raise BuildError(f"{source}: onnxruntime-genai's builder took more than {_TIMEOUT_S:g} s") from error
         if "No module named" in done.stderr:
             missing = done.stderr.strip().rpartition("No module named ")[2]
-            raise BuildError(f"converting to int4 needs {missing}: pip install 'tidegate[build,edge-llm]'")
+            raise BuildError(f"converting to {precision} needs {missing}: pip install 'tidegate[build,edge-llm]'")
         if done.returncode != 0:
             tail = "\n".join(done.stderr.strip().splitlines()[-_TAIL_LINES:])
             raise BuildError(f"{source}: onnxruntime-genai's builder failed:\n{tail}")

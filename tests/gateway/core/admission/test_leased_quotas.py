@@ -1,0 +1,214 @@
+"""What gateways lease from one bucket adds up to the quota, whatever callers and the store do; on virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from math import inf
+
+import pytest
+
+from gateway.core.admission.leased_quotas import LeaseClaim, LeasedQuotas, QuotaLoan
+from gateway.core.admission.shared_quotas import SharedQuotas
+from gateway.core.admission.tenants import TenantQuotas, TenantSpec
+from gateway.core.peers.fair_share import QuotaUse
+from gateway.core.peers.peers import PeerReport
+
+LEASE_S = 0.2
+
+
+class Bucket:
+    """The script's rule for one limit (`gateway/store/quota_leaser.py`)."""
+
+    def __init__(self) -> None:
+        self.balance: float | None = None
+        self.at = 0.0
+
+    def lend(self, claim: LeaseClaim, now: float) -> QuotaLoan:
+        if self.balance is None:
+            balance = claim.start
+        else:
+            balance = min(claim.burst, self.balance + claim.rate * (now - self.at))
+            balance = min(balance, claim.ceiling) if claim.ceiling >= 0.0 else balance
+        balance = min(claim.burst, balance + claim.back)
+        granted = max(0.0, min(claim.want, balance))
+        self.balance, self.at = balance - granted, now
+        return QuotaLoan(granted, self.balance)
+
+
+class LeasingGateways:
+    """Gateways with one tenant and one store, whose callers come at random."""
+
+    def __init__(self, count: int, spec: TenantSpec, seed: int = 1) -> None:
+        self.tenants = [TenantQuotas({"acme": spec}) for _ in range(count)]
+        self.shared = [SharedQuotas(one) for one in self.tenants]
+        self.leased = [LeasedQuotas(one, two, LEASE_S) for one, two in zip(self.tenants, self.shared, strict=True)]
+        self.store: dict[tuple[str, str], Bucket] = {}
+        self.is_away = False
+        self.cut_off: set[int] = set()  # from the store; the others hear that each of them uses its part
+        self.draw = random.Random(seed)
+        self.now = 0.0
+
+    def run(self, seconds: float, rates: list[float], ask: Callable[[int, float], bool]) -> list[tuple[float, int]]:
+        served: list[tuple[float, int]] = []
+        until = self.now + seconds
+        next_at = [self.now + self.draw.expovariate(rate) if rate else inf for rate in rates]
+        turn_at = [self.now + self.draw.random() * LEASE_S for _ in rates]
+        take_at = self.now
+        while self.now < until:
+            self.now = min(*next_at, *turn_at, take_at, until)
+            if self.now == take_at:
+                self._take()
+                take_at += 0.2
+            for place, at in enumerate(turn_at):
+                if at == self.now:
+                    self._turn(place)
+                    turn_at[place] += LEASE_S * (0.8 + 0.4 * self.draw.random())
+            for place, at in enumerate(next_at):
+                if at == self.now and self.now < until:
+                    next_at[place] += self.draw.expovariate(rates[place])
+                    if ask(place, self.now):
+                        served.append((self.now, place))
+        return served
+
+    def _take(self) -> None:
+        reports = [PeerReport({name: dict(kinds) for name, kinds in one.take(self.now).items()}) for one in self.shared]
+        for place, shared in enumerate(self.shared):
+            shared.divide([one for other, one in enumerate(reports) if other != place], 0, self.now)
+        self.reports = reports
+
+    def _turn(self, place: int) -> None:
+        leased = self.leased[place]
+        if self.is_away or place in self.cut_off:
+            leased.lost(self.now)
+            return
+        claims = leased.ask(self.now, len(self.leased), [self.reports[one] for one in self.cut_off])
+        buckets = [self.store.setdefault((one.quota, one.kind), Bucket()) for one in claims]
+        leased.lent(claims, [one.lend(claim, self.now) for one, claim in zip(buckets, claims, strict=True)], self.now)
+
+    def asks(self, number: int, now: float) -> bool:
+        return self.tenants[number].of("acme").ask(now) <= 0.0
+
+    def generates(self, number: int, now: float) -> bool:
+        quota = self.tenants[number].of("acme")
+        if quota.reserve(100, now) > 0.0:
+            return False
+        quota.settle(40, now)
+        return True
+
+
+def rate(served: list[tuple[float, int]], since: float, until: float) -> float:
+    return sum(since <= at < until for at, _ in served) / (until - since)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_quota_over_four_gateways_skewed_ten_to_one_is_kept_within_a_fiftieth(seed: int) -> None:
+    gateways = LeasingGateways(4, TenantSpec(requests_per_s=100.0), seed)
+    served = gateways.run(23.0, [200.0, 20.0, 20.0, 20.0], gateways.asks)
+    for since in (3.0, 13.0):
+        assert rate(served, since, since + 10.0) == pytest.approx(100.0, rel=0.02)
+    of_small = sum(place > 0 for at, place in served if at > 3.0) / 20.0
+    assert of_small >= 45.0, "those of which little is asked get most of it"
+
+
+def test_the_quota_is_kept_while_the_skew_jumps_every_second() -> None:
+    gateways = LeasingGateways(4, TenantSpec(requests_per_s=100.0))
+    served = []
+    for second in range(14):
+        rates = [10.0] * 4
+        rates[second % 4] = 200.0
+        served += gateways.run(1.0, rates, gateways.asks)
+    assert rate(served, 2.0, 14.0) == pytest.approx(100.0, rel=0.05)
+
+
+def test_never_more_than_the_rate_and_one_burst_is_granted() -> None:
+    gateways = LeasingGateways(4, TenantSpec(requests_per_s=50.0))
+    gateways.run(3.0, [0.0] * 4, gateways.asks)  # full
+    served = gateways.run(5.0, [300.0] * 4, gateways.asks)
+    assert 50.0 * 5.0 <= len(served) <= 50.0 * 5.0 + 50.0 + 4 * 1.0
+
+
+def test_a_gateway_that_was_silent_answers_its_first_request_at_once() -> None:
+    gateways = LeasingGateways(4, TenantSpec(requests_per_s=4.0))
+    gateways.run(10.0, [20.0, 0.0, 0.0, 0.0], gateways.asks)
+    assert all(gateways.asks(number, gateways.now) for number in (1, 2, 3))
+
+
+def test_with_a_store_that_dies_no_more_than_a_fifth_over_the_quota_is_granted() -> None:
+    gateways = LeasingGateways(4, TenantSpec(requests_per_s=100.0))
+    rates = [200.0, 20.0, 20.0, 20.0]
+    gateways.run(5.0, rates, gateways.asks)
+    gateways.is_away = True
+    served = gateways.run(10.0, rates, gateways.asks)
+    assert 0.85 <= rate(served, 5.0, 15.0) / 100.0 <= 1.2
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_store_that_comes_back_full_or_empty_lends_no_second_burst(forgets: bool) -> None:
+    gateways = LeasingGateways(4, TenantSpec(tokens_per_s=6000.0))  # the burst is a minute's worth
+    rates = [100.0, 100.0, 100.0, 100.0]
+    gateways.run(90.0, rates, gateways.generates)  # the burst is spent
+    for _ in range(3):
+        gateways.is_away = True
+        gateways.run(5.0, rates, gateways.generates)
+        gateways.is_away = False
+        if forgets:
+            gateways.store.clear()
+        served = gateways.run(10.0, rates, gateways.generates)
+        assert rate(served, gateways.now - 10.0, gateways.now) <= 1.1 * 6000.0 / 60.0
+
+
+def test_a_store_that_is_flushed_while_gateways_lease_lends_no_second_burst() -> None:
+    gateways = LeasingGateways(2, TenantSpec(tokens_per_s=6000.0))
+    gateways.run(90.0, [200.0, 200.0], gateways.generates)
+    gateways.store.clear()
+    served = gateways.run(10.0, [200.0, 200.0], gateways.generates)
+    assert rate(served, gateways.now - 10.0, gateways.now) == pytest.approx(100.0, rel=0.05)
+
+
+def test_a_gateway_cut_off_from_the_store_alone_spends_its_part_and_the_others_the_rest() -> None:
+    gateways = LeasingGateways(4, TenantSpec(requests_per_s=100.0))
+    rates = [200.0, 20.0, 20.0, 20.0]
+    gateways.run(5.0, rates, gateways.asks)
+    gateways.cut_off = {0}
+    gateways.run(3.0, rates, gateways.asks)
+    served = gateways.run(10.0, rates, gateways.asks)
+    assert rate(served, 8.0, 18.0) / 100.0 == pytest.approx(1.0, abs=0.1)
+
+
+def test_what_a_gateway_does_not_use_any_more_goes_back() -> None:
+    gateways = LeasingGateways(2, TenantSpec(tokens_per_s=1000.0))
+    gateways.run(2.0, [0.0, 0.0], gateways.generates)
+    bucket = gateways.tenants[0].of("acme").tokens
+    bucket.deposit(50_000.0)
+    (claim,) = gateways.leased[0].ask(gateways.now, 2)
+    assert claim.want == 0.0 and claim.back == pytest.approx(bucket.balance - 15_000.0)
+
+
+def test_a_request_that_costs_more_than_is_held_is_granted_the_next_time() -> None:
+    gateways = LeasingGateways(16, TenantSpec(tokens_per_s=100.0))
+    gateways.run(30.0, [0.0] * 16, gateways.generates)
+    quota = gateways.tenants[0].of("acme")
+    assert quota.reserve(2000, gateways.now) > 0.0
+    gateways.run(1.0, [0.0] * 16, gateways.generates)
+    assert quota.reserve(2000, gateways.now) == 0.0
+
+
+def test_many_quotas_take_turns() -> None:
+    tenants = TenantQuotas({f"t{number}": TenantSpec(requests_per_s=10.0) for number in range(600)})
+    leased = LeasedQuotas(tenants, SharedQuotas(tenants), LEASE_S)
+    seen: set[str] = set()
+    for turn in range(3):
+        claims = leased.ask(turn * LEASE_S, 2)
+        leased.lent(claims, [QuotaLoan(one.want, 1.0) for one in claims], turn * LEASE_S)
+        seen |= {one.quota for one in claims}
+    assert len(seen) == 600
+    assert leased.ask(1.0, 2) == [], "what is full asks for nothing"
+
+
+def test_one_that_lives_and_says_nothing_is_taken_to_spend_its_equal_part() -> None:
+    tenants = TenantQuotas({"acme": TenantSpec(requests_per_s=100.0)})
+    leased = LeasedQuotas(tenants, SharedQuotas(tenants), LEASE_S)
+    report = PeerReport({"acme": {"requests": QuotaUse(40.0, 30.0)}})
+    (claim,) = leased.ask(0.0, 4, [None, report])
+    assert claim.rate == pytest.approx(100.0 - 25.0 - 30.0)

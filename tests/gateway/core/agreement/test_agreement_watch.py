@@ -1,0 +1,138 @@
+"""The agreement watch: who is demoted, who is not although its answers drift, and who comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.core.agreement.agreement_watch import AgreementTurn, AgreementWatch, AnswerSource, ShadowedAnswer
+from gateway.core.agreement.expectation import AgreementTerms
+
+TERMS = AgreementTerms("cosine", "embedding", 0.02)
+GOOD, BAD = 0.008, 0.5
+
+
+def source(target: str = "edge/a", variant: str = "int8") -> AnswerSource:
+    return AnswerSource(target, "minilm", "2", variant)
+
+
+def answer(of: AnswerSource, score: float, *, size: int = 2, terms: AgreementTerms = TERMS) -> ShadowedAnswer:
+    return ShadowedAnswer(of, "pool/main's fp32", score, terms, size, "tokens")
+
+
+def live(watch: AgreementWatch, of: AnswerSource, score: float, count: int, *, size: int = 2) -> list[AgreementTurn]:
+    turns = [watch.record(answer(of, score, size=size), 10.0 * number) for number in range(count)]
+    return [turn for turn in turns if turn is not None]
+
+
+def test_a_device_that_drifts_is_demoted_once_with_the_evidence_in_words() -> None:
+    watch = AgreementWatch()
+    (turn,) = live(watch, source(), BAD, 30)
+    assert (turn.turn, turn.source) == ("demoted", source())
+    assert "minilm 2 int8: the last" in turn.evidence and "pool/main's fp32 by 0.5 on average" in turn.evidence
+    assert watch.drifting_among("minilm", "2") == [source()]
+    assert watch.drifting_among("minilm", "1") == []
+
+
+def test_a_device_that_agrees_is_left_alone() -> None:
+    watch = AgreementWatch()
+    assert live(watch, source(), GOOD, 5000) == []
+    assert watch.sources[source()].mean == pytest.approx(GOOD)
+
+
+def test_a_repaired_device_comes_back_and_is_watched_anew() -> None:
+    watch = AgreementWatch()
+    live(watch, source(), BAD, 30)
+    (turn,) = live(watch, source(), GOOD, 60)
+    assert turn.turn == "returned" and "agree with pool/main's fp32 again" in turn.evidence
+    assert not watch.drifting
+    assert [one.turn for one in live(watch, source(), BAD, 30)] == ["demoted"]
+    assert watch.sources[source()].relapses == 1
+
+
+def test_a_relapse_is_forgiven_after_a_week_without_one() -> None:
+    watch = AgreementWatch()
+    live(watch, source(), BAD, 30)
+    live(watch, source(), GOOD, 60)
+    watch.forgive(600.0)
+    assert watch.sources[source()].relapses == 1
+    watch.forgive(8 * 86_400.0)
+    assert watch.sources[source()].relapses == 0
+
+
+def test_a_fault_that_only_one_slice_of_inputs_shows_is_found_by_its_slice() -> None:
+    watch = AgreementWatch()
+    turns: list[AgreementTurn | None] = []
+    for number in range(400):  # one input in twenty is long, and the mean over all stays below the limit
+        long = number % 20 == 0
+        score = 0.2 if long else GOOD
+        turns.append(watch.record(answer(source(), score, size=4 if long else 2), 10.0 * number))
+    (turn,) = [one for one in turns if one is not None]
+    assert turn.turn == "demoted" and "rows of 256 to 1023 tokens" in turn.evidence
+
+
+def test_at_most_half_of_the_devices_with_one_variant_are_demoted_and_the_model_is_named() -> None:
+    watch = AgreementWatch()
+    devices = [source(f"edge/{number}") for number in range(6)]
+    for one in devices:
+        live(watch, one, GOOD, 20)
+    turns = [turn for one in devices for turn in live(watch, one, BAD, 40)]
+    assert [one.turn for one in turns] == ["demoted"] * 3 + ["suspected"] * 3
+    ((group, since, evidence),) = watch.common()
+    assert group == ("minilm", "2", "int8") and since > 0.0
+    assert evidence.startswith("6 of 6 devices drift")
+    assert watch.drifting_among("minilm", "2")[:3] == devices[:3]
+
+
+def test_one_of_those_that_were_spared_is_demoted_once_the_others_are_back() -> None:
+    watch = AgreementWatch()
+    devices = [source(f"edge/{number}") for number in range(4)]
+    for one in devices:
+        live(watch, one, GOOD, 5)
+    for one in devices:
+        live(watch, one, BAD, 40)
+    for one in devices[:3]:
+        assert [turn.turn for turn in live(watch, one, GOOD, 80)] == ["returned"]
+    assert [turn.turn for turn in live(watch, devices[3], BAD, 5)] == ["demoted"]
+    assert list(watch.common()) == []
+
+
+def test_a_device_is_due_again_after_the_gap_and_the_threshold_follows_from_it() -> None:
+    watch = AgreementWatch(every_s=10.0)
+    assert watch.is_due("edge/a", 100.0)
+    watch.asked("edge/a", 100.0)
+    assert not watch.is_due("edge/a", 109.9)
+    assert watch.is_due("edge/b", 100.0)
+    assert watch.is_due("edge/a", 110.0)
+    assert watch.alarm_at == 2 * 30 * 86_400 / 10
+    assert AgreementWatch(every_s=1.0).alarm_at == 10 * watch.alarm_at
+
+
+def test_what_is_followed_is_bounded_and_those_that_drift_stay() -> None:
+    watch = AgreementWatch(most=10)
+    live(watch, source("edge/ill"), BAD, 30)
+    for number in range(200):
+        watch.record(answer(source(f"edge/{number}"), GOOD), 1000.0)
+        watch.asked(f"edge/{number}", 1000.0)
+    assert len(watch.sources) == 10
+    assert source("edge/ill") in watch.sources and source("edge/199") in watch.sources
+    assert repr(watch) == "<AgreementWatch 10 followed, 1 drifting>"
+
+
+def test_what_is_followed_is_bounded_also_where_all_of_it_drifts() -> None:
+    watch = AgreementWatch(most=3)
+    for number in range(9):
+        live(watch, source(f"edge/{number}", f"v{number}"), BAD, 30)
+    assert len(watch.sources) == 3 and len(watch.drifting) == 3
+
+
+def test_another_limit_in_the_manifest_begins_the_tests_anew() -> None:
+    watch = AgreementWatch()
+    wide = AgreementTerms("cosine", "embedding", 0.4)
+    for _ in range(5):
+        watch.record(answer(source(), 0.3), 0.0)
+    evidence = watch.sources[source()].whole.evidence
+    watch.record(answer(source(), 0.3, terms=wide), 0.0)
+    assert watch.sources[source()].limit == 0.4
+    assert watch.sources[source()].whole.evidence < evidence
+    live(watch, source("edge/b"), BAD, 30)
+    assert watch.record(answer(source("edge/b"), 0.3, terms=wide), 0.0) is None

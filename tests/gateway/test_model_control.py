@@ -1,0 +1,103 @@
+"""Models that a gateway takes requests for, changed while it runs: whole gateways, unmodified clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import tritonclient.grpc.aio as triton_grpc
+import tritonclient.http.aio as triton_http
+import yaml
+from structlog.testing import capture_logs
+from tritonclient.utils import InferenceServerException
+
+from gateway.app import Gateway
+from tests.support.gateway.app import TWO_VARIANTS, Far, ask, configured, gateway_for, running, target, until
+from tests.support.gateway.guarded import guarded
+from tidegate.runtime.process import StartError
+
+pytestmark = pytest.mark.slow
+
+
+def shown(gateway: Gateway) -> dict[str, str]:
+    return {"authorization": f"Bearer {gateway.operator_token.value}"}
+
+
+def put(root: Path, name: str) -> None:
+    folder = root / name / "1"
+    folder.mkdir(parents=True)
+    manifest = msgspec.structs.replace(TWO_VARIANTS, name=name, version="1")
+    (folder / "model.yaml").write_text(yaml.safe_dump(msgspec.to_builtins(manifest)))
+
+
+async def test_an_unload_refuses_new_requests_and_a_load_takes_it_back(tmp_path: Path) -> None:
+    far = Far("pool/one")
+    async with running(far):
+        config = configured(tmp_path, target(far), model_control="explicit")
+        async with gateway_for(config) as (gateway, session):
+            http = triton_http.InferenceServerClient(gateway.addresses["http"].removeprefix("http://"))
+            grpc = triton_grpc.InferenceServerClient(gateway.addresses["grpc"])
+            async with http, grpc:
+                assert (await ask(gateway, session))[0] == 200
+                for client in (http, grpc):
+                    with pytest.raises(InferenceServerException, match="needs the operator's token"):
+                        await client.unload_model("echo")
+                await grpc.unload_model("echo", headers=shown(gateway))
+                status, body, headers = await ask(gateway, session)
+                assert (status, body["code"]) == (503, "nothing_alive")
+                assert "is unloaded at" in body["error"] and "ask another gateway" in body["error"]
+                assert int(headers["retry-after"]) > 0
+                assert not await http.is_model_ready("echo")
+                (entry,) = await http.get_model_repository_index()
+                assert (entry["state"], entry["reason"]) == ("UNAVAILABLE", "unloaded")
+                await http.load_model("echo", headers=shown(gateway))
+                assert (await ask(gateway, session))[0] == 200
+
+                put(tmp_path / "models", "late")
+                with pytest.raises(InferenceServerException, match="late"):
+                    await http.get_model_metadata("late")
+                await http.load_model("late", headers=shown(gateway))
+                assert (await http.get_model_metadata("late"))["name"] == "late"
+                with pytest.raises(InferenceServerException, match="no model 'nobody'"):
+                    await grpc.load_model("nobody", headers=shown(gateway))
+
+
+async def test_with_auth_the_right_admin_is_needed_and_changes_are_audited(tmp_path: Path) -> None:
+    async with (
+        guarded(tmp_path, model_control="explicit") as (gateway, _, keys, _far),
+        triton_grpc.InferenceServerClient(gateway.addresses["grpc"]) as client,
+    ):
+        with capture_logs() as logs:
+            with pytest.raises(InferenceServerException, match="has no right 'admin'"):
+                await client.unload_model("echo", headers=keys.headers("good"))
+            with pytest.raises(InferenceServerException, match="wants a credential"):
+                await client.unload_model("echo")
+            await client.unload_model("echo", headers=keys.headers("operator"))
+        audited = [(one["what"], one["status"]) for one in logs if one.get("audit") == "admin"]
+        assert audited == [("oip-grpc unload echo", 200)]
+
+
+async def test_operators_change_it_over_the_admin_port(tmp_path: Path) -> None:
+    config = configured(tmp_path, model_control="explicit")
+    async with gateway_for(config) as (gateway, session):
+        unload = gateway.addresses["admin"] + "/v2/repository/models/echo/unload"
+        async with session.post(unload) as refused:
+            assert refused.status == 401
+        async with session.post(unload, headers=shown(gateway)) as done:
+            assert (done.status, await done.json()) == (200, {"name": "echo", "state": "UNAVAILABLE"})
+        async with session.get(gateway.addresses["admin"] + "/v2/repository/index") as index:
+            assert [one["reason"] for one in await index.json()] == ["unloaded"]
+
+
+async def test_a_followed_repository_brings_models_and_takes_them_away(tmp_path: Path) -> None:
+    config = configured(tmp_path, model_control="poll", repository_poll_s=0.05)
+    async with gateway_for(config) as (gateway, _):
+        put(tmp_path / "models", "late")
+        await until(lambda: "late" in [one.name for one in gateway.host.manifests()])
+
+
+async def test_there_is_nothing_to_control_without_a_repository(tmp_path: Path) -> None:
+    config = configured(tmp_path, model_control="explicit").model_copy(update={"model_repository": None})
+    with pytest.raises(StartError, match="needs a model_repository"):
+        Gateway(config)

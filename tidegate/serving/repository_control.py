@@ -1,0 +1,266 @@
+"""Repository control keeps what a target serves in step with requests to load and unload, or with a followed folder.
+
+    none       what was there at the start is served, and nothing changes (there is no repository control)
+    explicit   models are loaded and unloaded by name (`load`, `unload`)
+    poll       the repository is looked at every `poll_s`: what is new there or has changed is loaded, what is gone is
+               unloaded; `load` and `unload` are refused, since the folder would undo them
+
+The names are Triton's. How a model comes and goes is its process's business (`ModelLoader`); here is what all share:
+
+* One change at a time. Loading takes a device's time and memory, and two at once would each see room for one.
+* A change goes on where its caller leaves: half a load is no state that a server should stay in.
+* A load that fails changes nothing: what served before serves on, and the index has the reason.
+* What is the same as what is served (manifest, sizes and times of its files) is not loaded again.
+* A followed folder that cannot be read at all is no empty one: a share that is not mounted takes no model away. A model
+  that cannot be read or loaded is tried again when its files have changed.
+
+Source: Triton Inference Server, "Model Management" and the model repository extension.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, Protocol, Self
+
+import structlog
+
+from tidegate import clock
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import ReadManifests, RepositoryError
+from tidegate.oip.repository.model_control import ModelStatus, Statuses
+from tidegate.outcome import InvalidRequest, ModelNotFound, NotSupported, ServeError
+from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.process import StartError
+
+ControlMode = Literal["none", "explicit", "poll"]
+
+_POLLED: Final = (
+    "models are not loaded and unloaded by request here: key 'model_control' is poll, and the folder decides"
+)
+_UNLOADED: Final = "unloaded"
+log = structlog.get_logger("model control")
+
+
+class FoundModel(NamedTuple):
+    """One version in the repository: its manifest, and the size and time of each of its artefacts' files."""
+
+    manifest: Manifest
+    files: tuple[tuple[str, int, int], ...]
+
+
+class ModelLoader(Protocol):
+    """What a target does to serve a model, and to serve it no longer."""
+
+    def takes(self, manifest: Manifest) -> bool:
+        """Whether this target could serve it."""
+        ...
+
+    def served(self) -> Mapping[str, Manifest]:
+        """The models that are served, by name."""
+        ...
+
+    async def load(self, name: str) -> None:
+        """Serve the highest version of a model, instead of another one. Raises what `ModelControl.load` says, or
+        StartError and RepositoryError."""
+        ...
+
+    async def restore(self, name: str) -> bool:
+        """Serve again a model that was unloaded and is not in the repository; False if it is none."""
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Answer what was accepted of a model, and serve it no longer."""
+        ...
+
+
+class RepositoryControl:
+    """A `ModelControl`, at work inside `async with`.
+
+    Args:
+        wanted: whether a model of this name may be served, where only some of the repository are.
+        poll_s: from one look at the folder to the next, with `poll`.
+    """
+
+    def __init__(
+        self,
+        server_name: str,
+        root: Path,
+        loader: ModelLoader,
+        *,
+        mode: ControlMode,
+        wanted: Callable[[str], bool] = lambda _name: True,
+        poll_s: float = 15.0,
+    ) -> None:
+        self._server_name = server_name
+        self._root = root
+        self._manifests = ReadManifests(root)
+        self._loader = loader
+        self._mode = mode
+        self._wanted = wanted
+        self._poll_s = poll_s
+        self._turn = asyncio.Lock()
+        self._changes: set[asyncio.Task[None]] = set()
+        self._polling: asyncio.Task[None] | None = None
+        self._loaded: dict[str, FoundModel] = {}  # what was found when it was loaded
+        self._tried: dict[str, FoundModel] = {}  # with `poll`: what could not be loaded
+        self._under_way: dict[str, ModelStatus] = {}
+        self._failed: dict[str, str] = {}
+
+    async def __aenter__(self) -> Self:
+        found = await asyncio.to_thread(self._look)
+        served = self._loader.served()
+        self._loaded = {name: found[name] for name in served if name in found and found[name].manifest == served[name]}
+        if self._mode == "poll":
+            self._polling = asyncio.create_task(self._follow(), name="followed model repository")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await cancel_and_wait(*([self._polling] if self._polling else []), *self._changes)
+
+    async def load(self, name: str) -> None:
+        self._check_mode()
+        await self._change(name, self._load(name))
+
+    async def unload(self, name: str) -> None:
+        self._check_mode()
+        if name not in self._loader.served():
+            raise ModelNotFound(f"there is no model {name!r} on {self._server_name} to unload")
+        await self._change(name, self._unload(name))
+
+    async def statuses(self) -> Statuses:
+        """Of the models in the repository that this target could serve and does not, and of those that change now."""
+        found = await asyncio.to_thread(self._look)
+        served = self._loader.served()
+        manifests = {name: one.manifest for name, one in found.items()} | dict(served)
+        return {
+            (name, one.version): self._under_way.get(name) or self._absent(name)
+            for name, one in sorted(manifests.items())
+            if name not in served or name in self._under_way
+        } | {
+            (name, ""): ModelStatus("UNAVAILABLE", reason)
+            for name, reason in self._failed.items()
+            if name not in manifests
+        }
+
+    async def _change(self, name: str, work: Any) -> None:
+        task = asyncio.create_task(work, name=f"model control of {name}")
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        task.add_done_callback(_seen)
+        await asyncio.shield(task)
+
+    async def _load(self, name: str) -> None:
+        async with self._turn:
+            found = (await asyncio.to_thread(self._look)).get(name)
+            if found is None and await self._loader.restore(name):
+                return
+            if found is None:
+                raise ModelNotFound(self._nothing_to_load(name))
+            if self._loaded.get(name) == found and name in self._loader.served():
+                return
+            await self._bring(name, found)
+
+    async def _bring(self, name: str, found: FoundModel) -> None:
+        """Raises ServeError."""
+        self._under_way[name] = ModelStatus("LOADING")
+        began_at = clock.now()
+        try:
+            await self._loader.load(name)
+        except (StartError, RepositoryError, ServeError) as error:
+            words = error.message if isinstance(error, ServeError) else str(error)
+            self._failed[name] = words
+            log.warning("a model could not be loaded", model=name, version=found.manifest.version, reason=words)
+            if isinstance(error, ServeError):
+                raise
+            raise InvalidRequest(f"model {name!r} could not be loaded: {words}") from error
+        finally:
+            self._under_way.pop(name, None)
+        self._failed.pop(name, None)
+        self._loaded[name] = found
+        took_s = round(clock.now() - began_at, 3)
+        log.info("model loaded", model=name, version=found.manifest.version, took_s=took_s)
+
+    async def _unload(self, name: str) -> None:
+        async with self._turn:
+            self._under_way[name] = ModelStatus("UNLOADING")
+            try:
+                await self._loader.unload(name)
+            finally:
+                self._under_way.pop(name, None)
+            self._loaded.pop(name, None)
+            log.info("model unloaded", model=name)
+
+    async def _follow(self) -> None:
+        while True:
+            await clock.sleep(self._poll_s)
+            try:
+                await self.poll()
+            except RepositoryError as error:
+                log.warning("the model repository cannot be read: everything stays as it is", reason=str(error))
+            except Exception:  # a defect here must not end the following
+                log.exception("the model repository could not be followed")
+
+    async def poll(self) -> None:
+        """Look at the folder once, and bring what is served in step. Raises RepositoryError where it is unreadable."""
+        found = await asyncio.to_thread(self._look)
+        for name in set(self._loaded) - set(found):
+            if name not in self._failed:  # a folder whose manifest is broken is no model that was taken away
+                await self._unload(name)
+        for name, one in found.items():
+            if self._loaded.get(name) == one or self._tried.get(name) == one:
+                continue
+            try:
+                async with self._turn:
+                    await self._bring(name, one)
+            except ServeError:
+                self._tried[name] = one  # logged, and in the index
+
+    def _look(self) -> dict[str, FoundModel]:
+        """The highest version that this target could serve of each model. Blocks. Raises RepositoryError."""
+        versions, problems = self._manifests.look()
+        found: dict[str, FoundModel] = {}
+        for name, ones in versions.items():
+            fitting = [one for one in ones if self._wanted(name) and self._loader.takes(one)]
+            if fitting:
+                found[name] = _found(self._root, fitting[-1])
+        for name in set(problems) - set(found):
+            self._failed[name] = problems[name]
+        for name in [name for name in self._failed if name not in versions and name not in problems]:
+            del self._failed[name]
+        return found
+
+    def _absent(self, name: str) -> ModelStatus:
+        return ModelStatus("UNAVAILABLE", self._failed.get(name, _UNLOADED))
+
+    def _check_mode(self) -> None:
+        if self._mode == "poll":
+            raise NotSupported(_POLLED)
+
+    def _nothing_to_load(self, name: str) -> str:
+        because = f": {self._failed[name]}" if name in self._failed else ""
+        return f"the repository of {self._server_name} has no model {name!r} that it could serve{because}"
+
+    def __repr__(self) -> str:
+        return f"<RepositoryControl {self._mode} of {self._server_name}, {len(self._loaded)} loaded>"
+
+
+def _found(root: Path, manifest: Manifest) -> FoundModel:
+    folder = root / manifest.name / manifest.version
+    names = sorted(
+        {one.artefact for one in manifest.variants} | {f.name for one in manifest.variants for f in one.files}
+    )
+    files = []
+    for name in names:
+        try:
+            about = (folder / name).stat()
+            files.append((name, about.st_size, about.st_mtime_ns))
+        except OSError:
+            files.append((name, -1, 0))
+    return FoundModel(manifest, tuple(files))
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # its caller may have left
