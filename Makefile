@@ -68,14 +68,20 @@ setup: $(READY) ## Make .venv with everything in it (only when something changed
 run: setup ## Start broker, pool, edges and gateway, and say what to try. RUN_FLAGS="--edges 3"
 	@exec $(BIN)/tidegate up $(RUN_FLAGS)
 
-# Two runs, because whole systems beside hundreds of small tests would be late by the small ones' work. Exit code 5 of
-# pytest: none was chosen of this half, which is right where TEST_FLAGS chose of the other.
+# Two runs, because whole systems beside hundreds of small tests would be late by the small ones' work. What fails beside
+# others is run once more by itself, and named: it is either broken, and fails again, or it takes a busy machine for a
+# broken product, and is to be mended. Exit code 5 of pytest: none was chosen of this half, which is right where
+# TEST_FLAGS chose of the other. $(1): the half's name, $(2): how many processes, $(3): which tests.
+RUN_HALF = code=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) $(TEST_ORDER) -n $(2) $(TOGETHER) $(3) $(TEST_FLAGS) || code=$$?; \
+	[ $$code -ne 1 ] || { echo "once more, each by itself:"; code=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) \
+		-n 0 -p no:randomly --maxfail 3 --last-failed --last-failed-no-failures none $(3) $(TEST_FLAGS) || code=$$?; }
+
 test: setup clients tools checks ## Lint and every test. TEST_FLAGS="-k words"
 	@$(MAKE) -j3 --output-sync=target lint-types lint-rules compiled
-	@shared=0; $(BIN)/python -m pytest $(TEST_ORDER) $(PARALLEL) -m "not e2e" $(TEST_FLAGS) || shared=$$?; \
+	@$(call RUN_HALF,parts,$(CORES),-m "not e2e"); shared=$$code; \
 	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
-	whole=0; $(BIN)/python -m pytest $(TEST_ORDER) -n $$(( $(CORES) + 1 )) $(TOGETHER) -m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE)) $(TEST_FLAGS) || whole=$$?; \
-	[ $$whole -eq 0 ] || { [ $$whole -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$whole
+	$(call RUN_HALF,whole,$$(( $(CORES) + 1 )),-m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE))); \
+	[ $$code -eq 0 ] || { [ $$code -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$code
 
 test-fast: setup ## The short tests, without processes, models and clients, within a minute.
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not e2e and not clients and not needs_mosquitto" $(TEST_FLAGS)
