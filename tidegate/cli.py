@@ -91,6 +91,11 @@ def cli(parent_pid: int | None) -> None:
     \b
     Start everything on this machine:  tidegate up
     See what a gateway can reach:      tidegate status
+    See why requests went where:       tidegate explain
+
+    \b
+    Exit codes: 0 done; 1 it could not be done, with the reason on stderr;
+    2 the command line is wrong.
     """
     if parent_pid is not None:
         die_with_parent(parent_pid)

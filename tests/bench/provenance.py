@@ -3,8 +3,9 @@
 `figures.toml` lists for each bench the paths that its figures depend on; the bench's own file or folder counts
 without being listed. A path that begins with `!` is taken out again.
 
-Nothing here fails where there is no git, no history (an export, a shallow clone) or no such commit (a branch that was
-rebased): what cannot be known is None, and the reader of a page is told no more than is known.
+Nothing here fails where there is no git or no history (an export, a shallow clone): what cannot be known is None, and
+the reader of a page is told no more than is known. Where history was rewritten and the commit is gone, the one that
+brought the result stands for it: what changed after that makes the figure stale in any case.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def measured_at(bench: str, paths: Sequence[str] = ()) -> dict[str, Any]:
 
 def stale_since(bench: str, measured: Mapping[str, Any], root: Path = ROOT) -> str | None:
     """The first commit that changed what the figures depend on; "" where none did, None where that is unknown."""
-    commit = measured.get("commit")
-    if not commit or git("cat-file", "-e", f"{commit}^{{commit}}", root=root) is None:
+    commit = _in_history(bench, measured.get("commit"), root)
+    if not commit:
         return None
     if measured.get("uncommitted"):
         return str(commit)[:SHORT]  # what was measured is in no commit
@@ -61,6 +62,15 @@ def stale_since(bench: str, measured: Mapping[str, Any], root: Path = ROOT) -> s
     since = git("rev-list", "--reverse", f"{commit}..HEAD", "--", *paths, root=root)
     since = since or git("rev-parse", "HEAD", root=root)  # measured at a later commit than this checkout's
     return since.split()[0][:SHORT] if since else None
+
+
+def _in_history(bench: str, commit: str | None, root: Path) -> str | None:
+    """The commit that was measured; in its place, if history was rewritten since, the one that brought the result."""
+    if not commit or git("cat-file", "-e", f"{commit}^{{commit}}", root=root) is not None:
+        return commit
+    if (git("rev-parse", "--is-shallow-repository", root=root) or "").strip() != "false":
+        return None
+    return (git("log", "-1", "--format=%H", "--", f"tests/bench/results/{bench}.json", root=root) or "").strip() or None
 
 
 def git(*words: str, root: Path = ROOT) -> str | None:

@@ -142,6 +142,16 @@ def test_an_unknown_commit_makes_no_figure_stale(checkout: Path, measured: Mappi
     assert provenance.stale_since("hop", measured, checkout) is None
 
 
+def test_a_commit_that_history_no_longer_has_is_as_old_as_its_result(checkout: Path) -> None:
+    gone = {"commit": "0" * 40, "uncommitted": []}
+    (checkout / "tests/bench/results").mkdir(parents=True)
+    (checkout / "tests/bench/results/hop.json").write_text("{}")
+    commit(checkout, one="1")
+    assert provenance.stale_since("hop", gone, checkout) == ""
+    changed = commit(checkout, one="2")
+    assert provenance.stale_since("hop", gone, checkout) == changed[:7]
+
+
 def test_a_shallow_clone_and_an_export_without_git_know_of_no_staleness(checkout: Path, tmp_path: Path) -> None:
     measured = {"commit": commit(checkout, one="1"), "uncommitted": []}
     commit(checkout, one="2")
