@@ -48,6 +48,8 @@ _LONG = (
     "test_stack_secure.py",
     "test_foreign_server.py",
     "test_user_project.py",
+    "test_resumption.py",
+    "test_takeover_of_items.py",
     "test_leases_over_gateways.py",
     "test_dispatcher_interleavings.py",
     "test_killed_streams.py",
