@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -72,7 +73,8 @@ def show(key: Path, words: str) -> None:
 
 @attest.command(name="list")
 @click.argument("allowed", type=click.Path(path_type=Path, dir_okay=False))
-def list_(allowed: Path) -> None:
+@click.option("--json", "as_json", is_flag=True, help="As JSON, one list.")
+def list_(allowed: Path, as_json: bool) -> None:
     """Print the ids of the keys in a list, which answers and `tidegate status` name.
 
     \b
@@ -80,7 +82,8 @@ def list_(allowed: Path) -> None:
       tidegate attest list attested.keys
     """
     try:
-        for name in read_allowed(allowed):
-            click.echo(name)
+        names = list(read_allowed(allowed))
+        for line in [json.dumps(names)] if as_json else names:
+            click.echo(line)
     except ConfigError as error:
         raise click.ClickException(str(error)) from error

@@ -9,6 +9,7 @@ else.
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -21,7 +22,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from tidegate.config import ProcessConfig, load
+from tidegate.config import ConfigError, ProcessConfig, load
 from tidegate.runtime.suggestion import SuggestingGroup, did_you_mean
 from tidegate.tools.config_findings import missing_here, said_wrongly, taken_ports
 
@@ -74,7 +75,8 @@ def schema(role: str) -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--for", "role", required=True, metavar="ROLE", help="gateway, edge or pool")
 @click.option("--elsewhere", is_flag=True, help="Check nothing of this machine: files and ports are another's.")
-def check(file: Path, role: str, elsewhere: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Problems and notes as JSON; the exit code is the same.")
+def check(file: Path, role: str, elsewhere: bool, as_json: bool) -> None:
     """Check a configuration file, and whether it could start here: its files can be read, its ports are free.
 
     The environment counts too, as it does when the process starts. Run it as the user that the service runs as.
@@ -83,15 +85,29 @@ def check(file: Path, role: str, elsewhere: bool) -> None:
     Examples:
       tidegate config check /etc/tidegate/device.yaml --for edge
       tidegate config check deploy/config/device.yaml --for edge --elsewhere
+      tidegate config check site.yaml --for gateway --json | jq .problems
     """
-    found = load(config_model(role), file)
-    problems = [*said_wrongly(found), *([] if elsewhere else missing_here(found, role))]
+    try:
+        problems, notes = _findings(load(config_model(role), file), role, elsewhere=elsewhere)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        problems, notes = [str(error)], []
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "role": role, "problems": problems, "notes": notes}))
+        sys.exit(1 if problems else 0)
     if problems:
         raise click.ClickException("\n".join(f"{file}: {one}" for one in problems))
-    if not elsewhere:
-        for one in taken_ports(found):
-            click.echo(f"{file}: note: {one}", err=True)
+    for one in notes:
+        click.echo(f"{file}: note: {one}", err=True)
     click.echo(f"{file}: a valid {role} configuration")
+
+
+def _findings(config: ProcessConfig, role: str, *, elsewhere: bool) -> tuple[list[str], list[str]]:
+    """What keeps it from starting, and what it may stumble over."""
+    if elsewhere:
+        return said_wrongly(config), []
+    return [*said_wrongly(config), *missing_here(config, role)], taken_ports(config)
 
 
 @config.command()

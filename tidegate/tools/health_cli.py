@@ -18,6 +18,8 @@ probe costs a hundredth.
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +53,8 @@ class NotReady(click.ClickException):
               show_default=True, help="How long one question may take.")  # fmt: skip
 @click.option("--wait", "wait_s", type=Duration(bare="s", max_s=3600.0), default="0s",
               help="Ask again for so long until it is ready.")  # fmt: skip
-def health(role: str, path: Path | None, timeout_s: float, wait_s: float) -> None:
+@click.option("--json", "as_json", is_flag=True, help="The answer as JSON; the exit code is the same.")
+def health(role: str, path: Path | None, timeout_s: float, wait_s: float, as_json: bool) -> None:
     """Ask a process of this machine whether it is ready: exit code 0 if it is, 1 if not.
 
     It takes the same configuration file and environment as the process, and needs no other program.
@@ -69,7 +72,12 @@ def health(role: str, path: Path | None, timeout_s: float, wait_s: float) -> Non
         dialler = _dialler(role, config)
     except StartError as error:
         raise click.ClickException(str(error)) from error
-    asyncio.run(_until_ready(dialler, address, f"the {role} at {address}", timeout_s, wait_s))
+    trouble = asyncio.run(_until_ready(dialler, address, timeout_s, wait_s))
+    if as_json:
+        click.echo(json.dumps({"role": role, "address": address, "ready": trouble is None, "trouble": trouble}))
+        sys.exit(0 if trouble is None else 1)
+    if trouble is not None:
+        raise NotReady(f"the {role} at {address} {trouble}")
     click.echo(f"the {role} at {address} is ready")
 
 
@@ -83,13 +91,12 @@ def _dialler(role: str, config: Any) -> Dialler:
     return Tls(config.tls).dialler(itself)
 
 
-async def _until_ready(dialler: Dialler, address: str, process: str, timeout_s: float, wait_s: float) -> None:
-    """Ask once, and again until `wait_s` have passed. Raises NotReady with the last answer."""
+async def _until_ready(dialler: Dialler, address: str, timeout_s: float, wait_s: float) -> str | None:
+    """Ask once, and again until `wait_s` have passed; None once it is ready, else what the last answer was."""
     gives_up_at = clock.now() + wait_s
-    while (trouble := await _trouble(dialler, address, timeout_s)) is not None:
-        if clock.now() >= gives_up_at:
-            raise NotReady(f"{process} {trouble}")
+    while (trouble := await _trouble(dialler, address, timeout_s)) is not None and clock.now() < gives_up_at:
         await clock.sleep(ASK_AGAIN_S)
+    return trouble
 
 
 async def _trouble(dialler: Dialler, address: str, timeout_s: float) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -50,6 +51,19 @@ def test_elsewhere_leaves_this_machine_out_and_keeps_what_is_wrong_everywhere(tm
     assert wrong.exit_code == 1
     assert "'http://broker' is not a broker's address" in wrong.output
     assert "keys 'grpc_port' and 'http_port' are both 9000" in wrong.output
+
+
+def test_findings_and_a_file_that_cannot_be_read_come_as_json_too(tmp_path: Path) -> None:
+    good = check(tmp_path, "edge", "--elsewhere", "--json", name="kiosk-1")
+    assert good.exit_code == 0
+    assert json.loads(good.stdout) == {
+        "file": str(tmp_path / "edge.yaml"), "role": "edge", "problems": [], "notes": []
+    }  # fmt: skip
+    for wrong, words in (({"mqtt": "broker:1883"}, "key 'mqtt'"), ({"nmae": "kiosk-1"}, "nmae")):
+        found = check(tmp_path, "edge", "--elsewhere", "--json", **{"name": "kiosk-1", **wrong})
+        assert found.exit_code == 1
+        (problem,) = json.loads(found.stdout)["problems"]
+        assert words in problem
 
 
 def test_no_password_of_the_broker_is_shown(tmp_path: Path) -> None:

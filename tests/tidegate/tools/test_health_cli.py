@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -66,10 +67,15 @@ async def test_each_process_is_asked_where_its_own_configuration_says(role: str,
         everywhere = await ask(tmp_path, role, grpc_port=port, host="0.0.0.0")
         host.is_ready = False
         not_ready = await ask(tmp_path, role, grpc_port=port)
+        told = await ask(tmp_path, role, "--json", grpc_port=port)
 
     assert (everywhere.exit_code, everywhere.stdout) == (0, f"the {role} at 127.0.0.1:{port} is ready\n")
     assert not_ready.exit_code == 1
     assert not_ready.stderr == f"Error: the {role} at 127.0.0.1:{port} is not ready\n"
+    assert told.exit_code == 1
+    assert json.loads(told.stdout) == {
+        "role": role, "address": f"127.0.0.1:{port}", "ready": False, "trouble": "is not ready"
+    }  # fmt: skip
 
 
 async def test_where_nothing_listens_it_says_so(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ terminal, one line per step elsewhere, and events for a parent process with `--j
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -15,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 from msgspec.structs import replace
 
 from tidegate.models.manifest import Manifest, Where
-from tidegate.models.repository import Repository, RepositoryError
+from tidegate.models.repository import Repository, RepositoryError, manifest_text
 from tidegate.models.validate import name_problem
 from tidegate.rollout.golden_prompts import GOLDEN_TOKENS_MIN
 from tidegate.runtime.duration import Duration
@@ -378,15 +380,20 @@ def _ranges(flag: str, words: tuple[str, ...]) -> dict[str, tuple[float, float]]
 
 
 @model.command("list")
+@click.option("--json", "as_json", is_flag=True, help="The manifests as JSON, one list.")
 @repository_option
 @errors_in_one_line
-def list_models(repository: Path) -> None:
+def list_models(repository: Path, as_json: bool) -> None:
     """List the models of a repository.
 
     \b
-    Example:
+    Examples:
       tidegate model list
+      tidegate model list --json | jq '.[] | .name + ":" + .version'
     """
+    if as_json:
+        click.echo(json.dumps([_plain(manifest) for manifest in Repository(repository).manifests()]))
+        return
     from rich.console import Console
     from rich.table import Table
 
@@ -414,18 +421,28 @@ def _largest(max_batch: int | None, max_tokens: int | None) -> str:
 @model.command()
 @click.argument("name")
 @click.option("--version", default="", help="Which version; the highest by default.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON instead of YAML.")
 @repository_option
 @errors_in_one_line
-def show(name: str, version: str, repository: Path) -> None:
+def show(name: str, version: str, as_json: bool, repository: Path) -> None:
     """Print a model's manifest.
 
     \b
     Example:
       tidegate model show minilm
     """
-    from tidegate.models.repository import manifest_text
+    manifest = Repository(repository).manifest(name, version)
+    if as_json:
+        click.echo(json.dumps(_plain(manifest)))
+    else:
+        click.echo(manifest_text(manifest), nl=False)
 
-    click.echo(manifest_text(Repository(repository).manifest(name, version)), nl=False)
+
+def _plain(manifest: Manifest) -> dict[str, Any]:
+    """What a manifest's file says, as JSON has it."""
+    found = yaml.safe_load(manifest_text(manifest))
+    assert isinstance(found, dict)
+    return found
 
 
 @model.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def test_the_printed_line_allows_the_key_that_was_made(tmp_path: Path) -> None:
     assert read_allowed(allowed) == {key_id(one): one, key_id(two): two}
     listed = CliRunner().invoke(attest, ["list", str(allowed)])
     assert listed.stdout.split() == [key_id(one), key_id(two)]
+    assert json.loads(CliRunner().invoke(attest, ["list", "--json", str(allowed)]).stdout) == listed.stdout.split()
 
 
 def test_a_key_is_for_its_owner_only_and_never_replaced(tmp_path: Path) -> None:

@@ -98,6 +98,9 @@ def test_models_are_listed_shown_and_verified(repository: Path) -> None:
     listed = run("list", "--repository", repository)[1]
     assert all(word in listed for word in ("digits", "int8", "edge", "top1 0.5000", "4 rows, 9 tokens a row"))
     assert run("show", "digits", "--repository", repository)[1].startswith("schema: 1\nname: digits\n")
+    manifests = json.loads(run("list", "--json", "--repository", repository)[1])
+    assert [(one["name"], one["version"]) for one in manifests] == [("digits", "2")]
+    assert json.loads(run("show", "digits", "--json", "--repository", repository)[1]) == manifests[0]
     assert run("verify", "--repository", repository) == (0, f"ok    {repository / 'digits' / '2' / 'm.onnx'}\n")
 
 
