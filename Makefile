@@ -196,11 +196,13 @@ $(CLIENTS_READY): Makefile | $(READY)
 		|| echo "  no llama-server here (see $(CLIENTS)/pip.log): the tests of one behind a gateway will be skipped"
 
 $(CHECKS_READY): Makefile
-	@echo "setting up $(CHECKS): pip-audit and CycloneDX, to look at what is installed, schemathesis, and Helm's engine"
+	@echo "setting up $(CHECKS): pip-audit and CycloneDX, to look at what is installed, schemathesis, Helm's engine, and axe-core"
 	@test -x $(CHECKS)/bin/python || $(PYTHON) -m venv $(CHECKS)
 	@$(CHECKS)/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1 'cyclonedx-bom[validation]==7.5.0' \
 		schemathesis==4.32.5 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 \
 		>$(CHECKS)/pip.log 2>&1 || { tail -n 5 $(CHECKS)/pip.log >&2; exit 1; }
+	@( cd $(CHECKS) && npm pack --silent --ignore-scripts axe-core@4.14.1 && tar -xzOf axe-core-4.14.1.tgz package/axe.min.js >axe.min.js.new \
+		&& mv axe.min.js.new axe.min.js ) >$(CHECKS)/npm.log 2>&1 || echo "  no axe-core here (see $(CHECKS)/npm.log): the console is tested without it"
 	@touch $@
 
 $(DOCS_READY): Makefile docs/site/requirements.txt

@@ -24,6 +24,7 @@ from gateway.operate.console.snapshot import ROWS
 from tests.support.gateway.app import Far, ask, configured, gateway_for, running, target
 from tests.support.gateway.guarded import guarded
 from tests.support.gateway.text_gateway import text_gateway
+from tests.support.observe.accessibility import violations
 from tests.support.observe.browser import MISSING, PROGRAM, SHOTS, Page, chromium
 from tidegate import clock
 from tidegate.fleet.conditions import DeviceConditions
@@ -101,6 +102,7 @@ async def test_the_page_is_alive_while_requests_come_and_fits_every_screen_and_t
             await page.until("document.querySelector('#chart-requests svg.plot').clientWidth > 0 && "
                              "document.querySelector('#chart-requests path.line').getTotalLength() > 0")  # fmt: skip
             await page.screenshot(SHOTS / f"console-{name}.png")
+            assert await violations(page) == []
         assert page.errors == []
 
 
@@ -224,11 +226,12 @@ async def test_everything_can_be_reached_and_read_with_a_keyboard(tmp_path: Path
         assert (await page.text("#detail-title")) == "pool/main"
         await page.until("document.querySelector('#detail-chart svg.plot')?.clientWidth > 0")
         await page.screenshot(SHOTS / "console-target.png", whole=False)
+        assert await violations(page) == []
         await page.press("Escape", 27)
         await page.until("!document.querySelector('#detail').open")
         await page.until("document.activeElement.textContent === 'pool/main'")
         unnamed = (
-            "[...document.querySelectorAll('button, input, section, dialog, [role=region]')].filter(node => "
+            "[...document.querySelectorAll('button, input, section, dialog, [role=group]')].filter(node => "
             "!(node.textContent.trim() || node.labels?.length || node.ariaLabel)).length"
         )
         assert await page.value(unnamed) == 0
