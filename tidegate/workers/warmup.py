@@ -121,7 +121,12 @@ async def warm(
 
 
 def sizes(manifest: Manifest, variant: Variant) -> list[dict[str, int]]:
-    """The axis lengths to run, from little work to much: one row of growing length, then growing numbers of rows."""
+    """The axis lengths to run, from little work to much: one row of growing length, then growing numbers of rows.
+
+    A text has no axis along which it is long: it is as long as the tokens that a pipeline makes of it.
+    """
+    if manifest.pipeline is not None and manifest.pipeline.tokenizing(manifest.cost.input) is not None:
+        manifest = manifest.of_model
     rows, length = row_axis(manifest), length_axis(manifest)
     lengths = [] if length is None else list(_ladder(*_length_range(manifest, variant, length)))
     one_row: list[dict[str, int]] = [{length: n} for n in lengths] if length is not None else [{}]
