@@ -212,8 +212,15 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return tuple(step for step in self.steps if isinstance(step, WasmStep))
 
     def tokenizing(self, text: str) -> TokenizeStep | None:
-        """The step that makes tokens of the input called `text`."""
-        return next((one for one in self.before if isinstance(one, TokenizeStep) and text in one.inputs), None)
+        """The step that makes tokens of the input called `text`, or of what steps before it made of that."""
+        texts = {text}
+        for step in self.before:
+            if texts.isdisjoint(step.inputs):
+                continue
+            if isinstance(step, TokenizeStep):
+                return step
+            texts.update(step.outputs)
+        return None
 
 
 class Stateful(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -11,9 +11,13 @@ gateways place it by what it is expected to be (`gateway/core/estimate/output_le
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from numpy.typing import NDArray
+
+from tidegate.arrays import array_to_tensor
 from tidegate.models.generative import MAX_TOKENS, PROMPT_INPUT, Generative
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.types import Buffer, Datatype, InferRequest, Tensor
@@ -48,6 +52,15 @@ def work_of(manifest: Manifest, request: InferRequest) -> Work:
                 return _work_of_text(manifest, tensor, shape[0])
             return Work(float(_units(cost.feature, tensor, shape)), shape[0], shape[-1] if len(shape) > 1 else 1)
     return Work(units=1.0, rows=1, longest_row=1)
+
+
+def work_of_arrays(manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> Work:
+    """The same of inputs as arrays, of which only the cost input is looked at."""
+    spec = next((one for one in manifest.inputs if one.name == manifest.cost.input), None)
+    if spec is None or spec.name not in arrays:
+        return work_of(manifest, InferRequest(manifest.name, ()))
+    tensor = array_to_tensor(spec.name, arrays[spec.name], spec.datatype)
+    return work_of(manifest, InferRequest(manifest.name, (tensor,)))
 
 
 def _work_of_text(manifest: Manifest, tensor: Tensor, rows: int) -> Work:

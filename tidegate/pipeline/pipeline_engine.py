@@ -229,9 +229,7 @@ def _text_tokens(step: TokenizeStep, path: Path, ids: TensorSpec, plan: StepPlan
         ) from error
 
 
-def _wasm(
-    path: Path, name: str, takes: Sequence[TensorSpec], gives: Sequence[TensorSpec], plan: StepPlan
-) -> _Compute:
+def _wasm(path: Path, name: str, takes: Sequence[TensorSpec], gives: Sequence[TensorSpec], plan: StepPlan) -> _Compute:
     try:  # imported here: most workers have no modules
         from tidegate.pipeline.wasm_module import BadModule, WasmModule
     except ImportError as error:

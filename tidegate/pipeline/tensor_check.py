@@ -16,9 +16,7 @@ from tidegate.models.manifest import Axis, TensorSpec
 from tidegate.types import Datatype
 
 
-def shape_problem(
-    spec: TensorSpec, shape: tuple[int, ...], axes: Mapping[str, Axis], lengths: dict[str, int]
-) -> str:
+def shape_problem(spec: TensorSpec, shape: tuple[int, ...], axes: Mapping[str, Axis], lengths: dict[str, int]) -> str:
     """Why the shape is not the declared one, or "". `lengths` has the request's axes so far, and learns new ones."""
     if len(shape) != len(spec.shape):
         return f"{spec.name!r} has {len(shape)} dimensions, not those of {list(spec.shape)}"
@@ -35,9 +33,7 @@ def shape_problem(
     return ""
 
 
-def array_problem(
-    spec: TensorSpec, array: NDArray[Any], axes: Mapping[str, Axis], lengths: dict[str, int]
-) -> str:
+def array_problem(spec: TensorSpec, array: NDArray[Any], axes: Mapping[str, Axis], lengths: dict[str, int]) -> str:
     """Why the array is not the declared tensor, or ""."""
     if spec.datatype is Datatype.BYTES:
         if array.dtype.kind not in "OSU":
