@@ -158,8 +158,8 @@ class PoolModelControl:
         found = read_catalogue(repository, [name], self._precisions[0], self._precisions[1:], config.allowed_engines)
         if any(one.public is not None for one in found):
             raise StartError(
-                f"model {name!r} has a pipeline, which a pool serves only where its models are fixed: leave out the key "
-                f"'model_control', which is {config.model_control}"
+                f"model {name!r} has a pipeline, which a pool serves only where its models are fixed: leave out "
+                f"the key 'model_control', which is {config.model_control}"
             )
         return [PoolLoadable(one.manifest, one.variant, one.artefact, reload=reload) for one in found]
 

@@ -6,9 +6,9 @@ It stands where the model's own engine would stand in a worker process (`part: a
 a model that is elsewhere (`before`, `after`). Steps are made when the engine is loaded: files are read, modules are
 compiled, and whatever is wrong with them is an EngineError then.
 
-Whatever a step does with one request stays with that request: it is a StepRefused, which names the step. What steps and
-the model give is compared with the manifest (`tensor_check.py`) before anything else sees it. Steps see the tensors that
-they name, and nothing of other requests.
+Whatever a step does with one request stays with that request: it is a StepRefused, which names the step. What steps
+and the model give is compared with the manifest (`tensor_check.py`) before anything else sees it. Steps see the tensors
+that they name, and nothing of other requests.
 """
 
 from __future__ import annotations

@@ -49,4 +49,12 @@ def plan_of(manifest: Manifest, folder: str, limits: WasmLimits, part: Part = "a
     """The plan of a manifest whose files are in `folder`; None where it has no pipeline."""
     if manifest.pipeline is None:
         return None
-    return StepPlan(manifest.pipeline, manifest.inputs, manifest.outputs, manifest.axes, folder, limits, part)
+    return StepPlan(
+        pipeline=manifest.pipeline,
+        inputs=manifest.inputs,
+        outputs=manifest.outputs,
+        axes=manifest.axes,
+        folder=folder,
+        limits=limits,
+        part=part,
+    )

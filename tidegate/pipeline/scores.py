@@ -18,7 +18,7 @@ _LEAST: Final = np.float32(1e-12)  # what a vector's length is taken for at leas
 def pool(step: PoolingStep, vectors: NDArray[Any], mask: NDArray[Any] | None = None) -> NDArray[np.float32]:
     """float[rows, tokens, size] to float32[rows, size]; a row without any token is zeros."""
     vectors = vectors.astype(np.float32, copy=False)
-    kept: NDArray[np.bool_] = np.ones(vectors.shape[:2], bool) if mask is None else np.not_equal(mask, 0)
+    kept = np.ones(vectors.shape[:2], bool) if mask is None else mask.astype(bool)
     if step.how == "first":
         pooled = vectors[:, 0] if vectors.shape[1] else np.zeros((vectors.shape[0], vectors.shape[2]), np.float32)
     elif step.how == "max":

@@ -25,9 +25,7 @@ fault of it is a StepRefused for its caller.
 It can be wrong where the compiler or the runtime is; the worker process around it has its own sandbox
 (`tidegate/workers/sandbox.py`).
 
-wasmtime's package makes every call through several objects of Python, some 200 microseconds. The functions of its C
-interface are called directly here, with memory that is laid out once, which takes a tenth; so one major version of the
-package is supported, whose layouts these are.
+The functions of wasmtime's C interface are called directly (`wasmtime_calls.py`), with memory that is laid out once.
 """
 
 from __future__ import annotations
@@ -42,13 +40,13 @@ from typing import Any, Final
 
 import wasmtime
 from numpy.typing import NDArray
-from wasmtime import _ffi
 
 from tidegate.models.manifest import Axis, TensorSpec
 from tidegate.pipeline.epoch_ticker import TICK_S, EpochTicker
 from tidegate.pipeline.plan import WasmLimits
 from tidegate.pipeline.refusal import StepRefused
-from tidegate.pipeline.wasm_tensors import BadMessage, arrays_of, message_of
+from tidegate.pipeline.wasm_tensors import BadWasmMessage, arrays_of, message_of
+from tidegate.pipeline.wasmtime_calls import EXTERN, INSTANCE, WasmtimeCalls, address_of, error_words, trap_of
 
 FUEL_PER_S: Final = 1_000_000_000  # what a request's budget buys; a processor does about as much
 _STACK_BYTES: Final = 512 * 1024
@@ -64,34 +62,8 @@ class BadModule(Exception):
     """A file that cannot be run as a step; says why."""
 
 
-class _CInterface:
-    """The functions of wasmtime's C interface that a call takes, with plain addresses as arguments."""
-
-    def __init__(self) -> None:
-        library, pointer, size = ctypes.CDLL(_ffi.dll._name), ctypes.c_void_p, ctypes.c_size_t
-
-        def function(name: str, result: Any, *arguments: Any) -> Any:
-            found = library[name]
-            found.restype, found.argtypes = result, list(arguments)
-            return found
-
-        self.store_new = function("wasmtime_store_new", pointer, pointer, pointer, pointer)
-        self.store_delete = function("wasmtime_store_delete", None, pointer)
-        self.context = function("wasmtime_store_context", pointer, pointer)
-        self.limit = function("wasmtime_store_limiter", None, pointer, *[ctypes.c_int64] * 5)
-        self.set_fuel = function("wasmtime_context_set_fuel", pointer, pointer, ctypes.c_uint64)
-        self.set_deadline = function("wasmtime_context_set_epoch_deadline", None, pointer, ctypes.c_uint64)
-        self.instantiate = function("wasmtime_instance_pre_instantiate", pointer, pointer, pointer, pointer, pointer)
-        self.export = function(
-            "wasmtime_instance_export_get", ctypes.c_bool, pointer, pointer, ctypes.c_char_p, size, pointer
-        )
-        self.call = function("wasmtime_func_call_unchecked", pointer, pointer, pointer, pointer, size, pointer)
-        self.memory_at = function("wasmtime_memory_data", pointer, pointer, pointer)
-        self.memory_size = function("wasmtime_memory_data_size", size, pointer, pointer)
-
-
 @functools.cache
-def _runtime() -> tuple[wasmtime.Engine, EpochTicker, _CInterface]:
+def _runtime() -> tuple[wasmtime.Engine, EpochTicker, WasmtimeCalls]:
     """The one of this process, made when it is first needed."""
     config = wasmtime.Config()
     config.consume_fuel = True
@@ -111,7 +83,7 @@ def _runtime() -> tuple[wasmtime.Engine, EpochTicker, _CInterface]:
     config.memory_guard_size = 0
     config.memory_reservation_for_growth = 1 << 20
     engine = wasmtime.Engine(config)
-    return engine, EpochTicker(engine.increment_epoch), _CInterface()
+    return engine, EpochTicker(engine.increment_epoch), WasmtimeCalls()
 
 
 class WasmModule:
@@ -129,14 +101,14 @@ class WasmModule:
         self._name = name
         self._limits = limits
         engine, self._ticker, self._c = _runtime()
-        self._engine_at = _address(engine.ptr())
+        self._engine_at = address_of(engine.ptr())
         self._pre = _linked(engine, _compiled(engine, path, limits), self._log)
-        self._pre_at = _address(self._pre.ptr())
+        self._pre_at = address_of(self._pre.ptr())
         self._lines_left = 0
         self._lines_of_life = _LOG_LINES_ALL
         # What the C interface writes into, once and not for each call.
-        self._instance = _ffi.wasmtime_instance_t()
-        self._memory, self._alloc, self._run = (_ffi.wasmtime_extern_t() for _ in range(3))
+        self._instance = INSTANCE()
+        self._memory, self._alloc, self._run = (EXTERN() for _ in range(3))
         self._trap = ctypes.c_void_p()
         self._values = (ctypes.c_uint64 * (2 * _VALUE_WORDS))()
         self._instance_at, self._trap_at = ctypes.addressof(self._instance), ctypes.addressof(self._trap)
@@ -145,7 +117,7 @@ class WasmModule:
             (name, len(name), ctypes.addressof(extern))
             for name, extern in ((b"memory", self._memory), (b"alloc", self._alloc), (b"run", self._run))
         )
-        of = _ffi.wasmtime_extern_t.of.offset
+        of = EXTERN.of.offset
         self._memory_at, self._alloc_at, self._run_at = (extern + of for _, _, extern in self._exports)
         self._try()
 
@@ -177,7 +149,7 @@ class WasmModule:
             self._c.store_delete(store)
         try:
             return arrays_of(given, gives, axes, lengths)
-        except BadMessage as error:
+        except BadWasmMessage as error:
             raise StepRefused(str(error)) from error
 
     def _begun(self, store: int, budget_s: float) -> int:
@@ -233,12 +205,10 @@ class WasmModule:
     def _check(self, error: int | None, trap: ctypes.c_void_p | None) -> None:
         """Raise StepRefused for an error or a trap of the runtime, both of which are then ours to free."""
         if error:
-            found = wasmtime.WasmtimeError._from_ptr(ctypes.cast(error, ctypes.POINTER(_ffi.wasmtime_error_t)))
-            raise StepRefused(_words(str(found)))
+            raise StepRefused(_words(error_words(error)))
         if trap is None or not trap.value:
             return
-        trapped = wasmtime.Trap._from_ptr(ctypes.cast(trap.value, ctypes.POINTER(_ffi.wasm_trap_t)))
-        trap.value = None
+        trapped, trap.value = trap_of(trap.value), None
         code = trapped.trap_code
         if code is wasmtime.TrapCode.OUT_OF_FUEL:
             raise StepRefused(f"it used up its fuel, at most {self._limits.fuel}")
@@ -315,12 +285,6 @@ def _linked(engine: wasmtime.Engine, module: wasmtime.Module, log: Any) -> wasmt
         return linker.instantiate_pre(module)
     except wasmtime.WasmtimeError as error:
         raise BadModule(f"cannot be linked: {_words(str(error))}") from error
-
-
-def _address(pointer: Any) -> int:
-    address = ctypes.cast(pointer, ctypes.c_void_p).value
-    assert address is not None  # what was made is somewhere
-    return address
 
 
 def _words(text: str) -> str:

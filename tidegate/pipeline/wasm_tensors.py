@@ -38,7 +38,7 @@ _ALIGNMENT: Final = 8
 Arrays = Sequence[NDArray[Any]]
 
 
-class BadMessage(Exception):
+class BadWasmMessage(Exception):
     """What a module gave back is not the message that it has to give; says what is wrong with it."""
 
 
@@ -63,18 +63,18 @@ def message_of(specs: Sequence[TensorSpec], arrays: Arrays) -> bytes:
 def arrays_of(
     message: bytes, specs: Sequence[TensorSpec], axes: Mapping[str, Axis], lengths: dict[str, int]
 ) -> list[NDArray[Any]]:
-    """The tensors of a message, of the declared names, datatypes and shapes; they alias it. Raises BadMessage."""
+    """The tensors of a message, of the declared names, datatypes and shapes; they alias it. Raises BadWasmMessage."""
     if len(message) < _COUNT.size:
-        raise BadMessage(f"it has {len(message)} bytes, fewer than a message begins with")
+        raise BadWasmMessage(f"it has {len(message)} bytes, fewer than a message begins with")
     count, _ = _COUNT.unpack_from(message)
     if count != len(specs):
-        raise BadMessage(f"it gave {count} tensors, not {len(specs)}")
+        raise BadWasmMessage(f"it gave {count} tensors, not {len(specs)}")
     at, found = _COUNT.size, list[NDArray[Any]]()
     for spec in specs:
         array, at = _tensor(message, at, spec, axes, lengths)
         found.append(array)
     if at != len(message):
-        raise BadMessage(f"{len(message) - at} bytes follow its last tensor")
+        raise BadWasmMessage(f"{len(message) - at} bytes follow its last tensor")
     return found
 
 
@@ -83,31 +83,31 @@ def _tensor(
 ) -> tuple[NDArray[Any], int]:
     """A tensor, and where the next one begins."""
     if at + _HEAD.size > len(message):
-        raise BadMessage(f"it ends before {spec.name!r}")
+        raise BadWasmMessage(f"it ends before {spec.name!r}")
     code, rank, size_bytes = _HEAD.unpack_from(message, at)
     if code != DATATYPE_CODES[spec.datatype]:
-        raise BadMessage(f"{spec.name!r} has datatype {code}, not {DATATYPE_CODES[spec.datatype]}, {spec.datatype}")
+        raise BadWasmMessage(f"{spec.name!r} has datatype {code}, not {DATATYPE_CODES[spec.datatype]}, {spec.datatype}")
     if rank != len(spec.shape):
-        raise BadMessage(f"{spec.name!r} has {rank} dimensions, not {len(spec.shape)}")
+        raise BadWasmMessage(f"{spec.name!r} has {rank} dimensions, not {len(spec.shape)}")
     at += _HEAD.size
     begins = at + _LENGTH_BYTES * rank
     ends = begins + size_bytes
     following = ends + -size_bytes % _ALIGNMENT
     if following > len(message):
-        raise BadMessage(f"it ends within {spec.name!r}")
+        raise BadWasmMessage(f"it ends within {spec.name!r}")
     shape = struct.unpack_from(f"<{rank}Q", message, at)
     if problem := shape_problem(spec, shape, axes, lengths):
-        raise BadMessage(problem)
+        raise BadWasmMessage(problem)
     raw = memoryview(message)[begins:ends]
     elements = prod(shape)
     if spec.datatype is Datatype.BYTES:
         # An element takes four bytes at least: a shape that promises more is not looked at.
         if elements * 4 > size_bytes:
-            raise BadMessage(f"{spec.name!r} of {elements} elements has only {size_bytes} bytes")
+            raise BadWasmMessage(f"{spec.name!r} of {elements} elements has only {size_bytes} bytes")
         try:
             return tensor_to_array(Tensor(spec.name, spec.datatype, shape, raw)), following
         except InvalidRequest as error:
-            raise BadMessage(error.message) from error
+            raise BadWasmMessage(error.message) from error
     if size_bytes != elements * spec.datatype.itemsize:
-        raise BadMessage(f"{spec.name!r} of shape {list(shape)} has {size_bytes} bytes")
+        raise BadWasmMessage(f"{spec.name!r} of shape {list(shape)} has {size_bytes} bytes")
     return np.frombuffer(raw, spec.datatype.numpy_name).reshape(shape), following

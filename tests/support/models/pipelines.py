@@ -41,7 +41,7 @@ _INT64, _FP32, _BYTES = Datatype.INT64, Datatype.FP32, Datatype.BYTES
 def wat_of_the_docs() -> dict[str, str]:
     """The example modules of the docs, by name, in WebAssembly's text format."""
     found = re.findall(r"```wat\n;; (\w+): .*?\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    return {name: text for name, text in found}
+    return dict(found)
 
 
 def weather_repository(root: Path, modules: Mapping[str, bytes], **keys: Any) -> Manifest:

@@ -1,8 +1,8 @@
 """The files of a model version as devices fetch them: their digests, and chunks of a fixed size.
 
 Devices get what is for edges: the manifest, the variants that run there with all their files, those of the pipeline's
-steps, the tokenizer and the chat template. A file's chunks are few, since their digests travel in every device's document, and small enough that a
-link which breaks every few megabytes gets on.
+steps, the tokenizer and the chat template. A file's chunks are few, since their digests travel in every device's
+document, and small enough that a link which breaks every few megabytes gets on.
 
 Blocks on the disk.
 """
