@@ -118,7 +118,7 @@ class PoolModel:
             self._manifest.version,
             variants,
             state=self._supervisor.state if self._steps is None or not self.ready else self._steps.state,
-            digest=self._variants[0].sha256,
+            digest=self._manifest.digest_of(self._variants[0]),
             worker=self._supervisor.worker_report,
             sandbox=self._supervisor.sandbox,
             cold_s=round(self._supervisor.cold_s, 3),

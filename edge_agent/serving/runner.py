@@ -232,7 +232,7 @@ class Runner:
             self.manifest.version,
             offers,
             state=self.state,
-            digest=self.variants[0].sha256,
+            digest=self.manifest.digest_of(self.variants[0]),
             worker=report_of([self.lost_workers]),
             sandbox=self._sandbox,
         )

@@ -72,7 +72,7 @@ async def test_texts_of_many_callers_share_batches_and_each_has_its_own_answer(m
         ]
         (offer,) = app.host.offers()
         points = offer.variants[0].cost
-        assert [units for units, _ in points][0] == 1.0 and len(points) >= 2
+        assert points[0][0] == 1.0 and len(points) >= 2
         manifest = app.host.manifest("weather")
         assert [spec.name for spec in manifest.inputs] == ["text"]
 
@@ -95,14 +95,14 @@ async def test_the_steps_worker_is_started_again_when_it_dies(models: Path) -> N
         for pid in workers:  # both workers of the pool: that of the steps and that of the batches
             os.kill(pid, signal.SIGKILL)
         await eventually(lambda: not steps.ready)
-        with pytest.raises(Unreachable, match="the steps of model 'weather:1' are loading here|is not"):
+        with pytest.raises(Unreachable, match="the steps of model 'weather:1' are loading here"):
             await asked(app, "calm", budget_s=0.2)
         await eventually(lambda: steps.ready)
         assert outputs(await asked(app, "calm"))["label"].tolist() == [[b"smooth"]]
 
 
 async def test_a_pool_that_may_not_or_cannot_run_steps_says_which_key(models: Path) -> None:
-    with pytest.raises(StartError, match="key 'steps.wasm' is false"):
+    with pytest.raises(StartError, match=r"key 'steps\.wasm' is false"):
         async with pool(models):
             pass
     with pytest.raises(StartError, match="a pool serves only where its models are fixed: leave out the key 'model_co"):

@@ -95,7 +95,7 @@ async def test_a_hostile_text_costs_its_caller_an_error_and_nobody_else_anything
 
 async def test_modules_run_only_where_the_operator_says_so(tmp_path: Path) -> None:
     weather_repository(tmp_path / "models", modules())
-    with pytest.raises(StartError, match="its step 'redact.wasm' is a WebAssembly module, and key 'steps.wasm' is"):
+    with pytest.raises(StartError, match=r"step 'redact\.wasm' is a WebAssembly module, and key 'steps\.wasm' is"):
         async with EdgeApp(config(tmp_path), draw=lambda: 0.1):
             pass
 
@@ -103,6 +103,6 @@ async def test_modules_run_only_where_the_operator_says_so(tmp_path: Path) -> No
 async def test_a_module_that_asks_for_more_than_tensors_is_not_served(tmp_path: Path) -> None:
     asks = WAITS.replace("(memory", '(import "wasi_snapshot_preview1" "fd_write" (func)) (memory', 1)
     weather_repository(tmp_path / "models", modules(clip=asks))
-    with pytest.raises(StartError, match="step wasm .clip.wasm.: .* imports wasi_snapshot_preview1.fd_write; all"):
+    with pytest.raises(StartError, match=r"step wasm \(clip\.wasm\): .* imports wasi_snapshot_preview1\.fd_write"):
         async with edge(tmp_path):
             pass

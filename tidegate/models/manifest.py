@@ -20,6 +20,7 @@ callers see, and every check and price holds against them. What the artefacts se
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Final, Literal
 
 import msgspec
@@ -276,6 +277,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return msgspec.structs.replace(
             self, inputs=inner.inputs, outputs=inner.outputs, cost=inner.cost, pipeline=None, confidence=None
         )
+
+    def digest_of(self, variant: Variant) -> str:
+        """What a variant's answers come from, as one SHA-256: its artefact, and the pipeline with its files."""
+        if self.pipeline is None:
+            return variant.sha256
+        return sha256(variant.sha256.encode() + msgspec.msgpack.encode(self.pipeline)).hexdigest()
 
     @property
     def step_files(self) -> tuple[ArtefactFile, ...]:

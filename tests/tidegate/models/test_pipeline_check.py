@@ -12,14 +12,20 @@ from msgspec.structs import replace
 from tests.support.models.pipelines import weather_repository
 from tidegate.models.example import example_arrays
 from tidegate.models.manifest import Cost, Manifest, TensorSpec
-from tidegate.models.repository import RepositoryError, load_manifest, manifest_text, parse_manifest, save_manifest
+from tidegate.models.repository import (
+    Repository,
+    RepositoryError,
+    load_manifest,
+    manifest_text,
+    parse_manifest,
+    save_manifest,
+)
 from tidegate.models.steps import NormaliseStep, ResizeStep, SoftmaxStep, TopKStep, WasmStep
 from tidegate.models.validate import problems
 from tidegate.models.work import Work, work_of, work_of_arrays
 from tidegate.oip.check import check
 from tidegate.outcome import InvalidRequest
 from tidegate.tools.delivery.files import files_of
-from tidegate.models.repository import Repository
 from tidegate.types import Datatype, InferRequest, Tensor
 
 ANY_MODULES = {"redact": b"\0asm one", "clip": b"\0asm another"}
@@ -47,6 +53,15 @@ def test_its_artefacts_are_seen_with_their_own_ends(weather: Manifest) -> None:
     assert [spec.name for spec in inner.outputs] == ["token_scores"]
     assert (inner.cost, inner.pipeline) == (Cost("tokens", "input_ids"), None)
     assert inner.of_model is inner
+
+
+def test_other_steps_around_one_artefact_are_another_digest(weather: Manifest) -> None:
+    (variant, _), pipeline = weather.variants, weather.pipeline
+    assert pipeline is not None
+    assert weather.of_model.digest_of(variant) == variant.sha256
+    redact, tokenize = pipeline.before
+    other = changed(weather, before=(replace(redact, sha256="0" * 64), tokenize))
+    assert len({variant.sha256, weather.digest_of(variant), other.digest_of(variant)}) == 3
 
 
 def test_callers_are_checked_against_the_pipelines_ends(weather: Manifest) -> None:
@@ -77,7 +92,7 @@ def test_devices_get_the_files_of_the_steps(tmp_path: Path, weather: Manifest) -
     names = [one.artefact.path for one in files_of(Repository(tmp_path), weather)]
     assert names == ["model.yaml", "model.onnx", "redact.wasm", "tokenizer.json", "clip.wasm", "labels.txt"]
     (tmp_path / "weather" / "1" / "clip.wasm").write_bytes(b"\0asm ANOTHER")
-    with pytest.raises(RepositoryError, match="clip.wasm: has sha256"):
+    with pytest.raises(RepositoryError, match=r"clip\.wasm: has sha256"):
         files_of(Repository(tmp_path), weather)
 
 

@@ -311,11 +311,10 @@ def _add_generative(name: str, repository: Path, force: bool, source: Path, only
     version = others["version"]
     if problem := name_problem(name) or name_problem(version):
         raise BuildError(problem)
-    for key in ("edge", "pool", "engine", "tokenizer", "samples", "steps", "tensors"):
+    options = {key: key for key in ("edge", "pool", "engine", "tokenizer", "samples")}
+    for key, option in {**options, "steps": "step", "tensors": "tensor"}.items():
         if others[key]:
-            raise BuildError(
-                f"--generative and --{key.removesuffix('s') if key in ('steps', 'tensors') else key} do not go together: it brings all of its own"
-            )
+            raise BuildError(f"--generative and --{option} do not go together: it brings all of its own")
     # OpenMP's threads wait by spinning, as in `build`.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     where: tuple[Where, ...] = (only,) if only else ("pool", "edge")
