@@ -23,7 +23,7 @@ def pool(step: PoolingStep, vectors: NDArray[Any], mask: NDArray[Any] | None = N
         pooled = vectors[:, 0] if vectors.shape[1] else np.zeros((vectors.shape[0], vectors.shape[2]), np.float32)
     elif step.how == "max":
         largest = np.where(kept[:, :, None], vectors, -np.inf).max(axis=1, initial=-np.inf)
-        pooled = np.where(kept.any(axis=1)[:, None], largest, 0.0)
+        pooled = np.where(kept.any(axis=1, keepdims=True), largest, 0.0)
     else:
         counts = np.maximum(kept.sum(axis=1), 1).astype(np.float32)
         pooled = np.einsum("rts,rt->rs", vectors, kept.astype(np.float32)) / counts[:, None]

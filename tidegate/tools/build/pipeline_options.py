@@ -66,7 +66,7 @@ def parse_step(words: str) -> tuple[Step, Path | None]:
         else:
             raw[key] = [_value(one) for one in value.split(",")] if key in _LISTS else _value(value)
     try:
-        return msgspec.convert(raw, Step, strict=True), path  # type: ignore[call-overload,no-any-return]
+        return msgspec.convert(raw, Step, strict=True), path
     except msgspec.ValidationError as error:
         raise BuildError(f"--step {words!r}: {error}") from error
 
