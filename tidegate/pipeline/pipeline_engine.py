@@ -98,7 +98,7 @@ class PipelineEngine:
         """The outputs of this part, for its inputs. Blocks.
 
         Raises:
-            StepRefused: a step cannot do this request.
+            StepRefused: a step cannot do this request; StepTooLate: not in time.
             EngineError: the model raised, or gave what the manifest does not promise.
         """
         call = StepCall({}, budget_s)
@@ -125,7 +125,7 @@ class PipelineEngine:
             try:
                 given = step.compute([tensors[name] for name in step.takes], call)
             except StepRefused as error:
-                raise StepRefused(f"{step.title}: {error}") from error
+                raise type(error)(f"{step.title}: {error}") from error
             except _UNUSABLE as error:
                 raise StepRefused(f"{step.title}: cannot use its tensors: {error}") from error
             for spec, array in zip(step.gives, given, strict=False):

@@ -8,3 +8,10 @@ class StepRefused(Exception):
 
     It would fail elsewhere as well, and the worker is whole: so it is the caller's error and not the target's.
     """
+
+
+class StepTooLate(StepRefused):
+    """A step was ended since it would have taken more than was left of the request's budget.
+
+    With more time it might have ended by itself: so it is late, and nobody's error.
+    """

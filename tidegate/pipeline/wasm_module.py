@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from tidegate.models.manifest import Axis, TensorSpec
 from tidegate.pipeline.epoch_ticker import TICK_S, EpochTicker
 from tidegate.pipeline.plan import WasmLimits
-from tidegate.pipeline.refusal import StepRefused
+from tidegate.pipeline.refusal import StepRefused, StepTooLate
 from tidegate.pipeline.wasm_tensors import BadWasmMessage, arrays_of, message_of
 from tidegate.pipeline.wasmtime_calls import EXTERN, INSTANCE, WasmtimeCalls, address_of, error_words, trap_of
 
@@ -104,6 +104,7 @@ class WasmModule:
         self._engine_at = address_of(engine.ptr())
         self._pre = _linked(engine, _compiled(engine, path, limits), self._log)
         self._pre_at = address_of(self._pre.ptr())
+        self._hurried = False  # whether a call gets less than the limits, since its budget is nearly over
         self._lines_left = 0
         self._lines_of_life = _LOG_LINES_ALL
         # What the C interface writes into, once and not for each call.
@@ -139,6 +140,7 @@ class WasmModule:
 
         Raises:
             StepRefused: the module did not do it, or did not do it right.
+            StepTooLate: it did not do it in what was left of the budget.
         """
         message = message_of(takes, arrays)
         store = self._c.store_new(self._engine_at, None, None)
@@ -156,7 +158,8 @@ class WasmModule:
         """Bound what the store may take, and make an instance in it; returns the store's context."""
         limits, c = self._limits, self._c
         time_s = max(0.0, min(limits.time_s, budget_s))
-        fuel = max(1, min(limits.fuel, int(min(budget_s, 1e6) * FUEL_PER_S)))
+        fuel = max(1, min(limits.fuel, int(min(max(budget_s, 0.0), 1e6) * FUEL_PER_S)))
+        self._hurried = fuel < limits.fuel or time_s < limits.time_s
         c.limit(store, limits.memory_bytes, _TABLE_ELEMENTS, 1, 1, 1)
         context: int = c.context(store)
         self._check(c.set_fuel(context, fuel), None)
@@ -210,6 +213,8 @@ class WasmModule:
             return
         trapped, trap.value = trap_of(trap.value), None
         code = trapped.trap_code
+        if self._hurried and code in (wasmtime.TrapCode.OUT_OF_FUEL, wasmtime.TrapCode.INTERRUPT):
+            raise StepTooLate("it would have taken more than was left of the request's budget")
         if code is wasmtime.TrapCode.OUT_OF_FUEL:
             raise StepRefused(f"it used up its fuel, at most {self._limits.fuel}")
         if code is wasmtime.TrapCode.INTERRUPT:

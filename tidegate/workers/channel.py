@@ -144,12 +144,13 @@ class RunSkipped(WorkerMessage, frozen=True, tag="skipped"):
 
 
 class RunFailed(WorkerMessage, frozen=True, tag="failed"):
-    """Child → parent: the engine refused or raised; the worker lives on. `refused`: the request is at fault."""
+    """Child → parent: the engine refused or raised; the worker lives on. `refused`: the request's fault, or `late`."""
 
     id: int
     message: str
     out_of_memory: bool = False
     refused: bool = False
+    late: bool = False
 
 
 ToChild = LoadEngine | RunEngine | CancelRun | BeginSequence | CreditSequence | CancelSequence

@@ -50,7 +50,7 @@ from tidegate.engines.errors import is_out_of_memory
 from tidegate.generate.engine import GenerativeEngine
 from tidegate.models.manifest import EngineName
 from tidegate.pipeline.pipeline_engine import PipelineEngine
-from tidegate.pipeline.refusal import StepRefused
+from tidegate.pipeline.refusal import StepRefused, StepTooLate
 from tidegate.runtime.lifeline import die_with_parent
 from tidegate.runtime.settled_imports import settled_imports
 from tidegate.types import Buffer
@@ -180,7 +180,8 @@ class ComputeServer:
         try:
             frame = self._load(message) if isinstance(message, LoadEngine) else self._infer(message, arrays)
         except StepRefused as error:
-            frame = [channel.pack(RunFailed(message.id, channel.shorten(str(error)), refused=True))]
+            words, late = channel.shorten(str(error)), isinstance(error, StepTooLate)
+            frame = [channel.pack(RunFailed(message.id, words, refused=True, late=late))]
         except (EngineError, FrameError) as error:
             frame = [channel.pack(_failed(message, error, str(error)))]
         except Exception as error:  # a foreign runtime may raise anything; the parent decides what it means

@@ -41,7 +41,15 @@ from tidegate.generate.request import GenerateRequest
 from tidegate.generate.usage import Generated
 from tidegate.models.manifest import EngineName
 from tidegate.models.packing import Packing
-from tidegate.outcome import InternalError, InvalidRequest, OutOfMemory, PeerError, ServeError, TooLarge
+from tidegate.outcome import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    OutOfMemory,
+    PeerError,
+    ServeError,
+    TooLarge,
+)
 from tidegate.pipeline.plan import StepPlan
 from tidegate.token_sink import TokenSink
 from tidegate.types import Buffer
@@ -305,6 +313,7 @@ class WorkerProcess:
 
         Raises:
             InvalidRequest: a step of the pipeline cannot do this request; the worker is whole.
+            DeadlineExceeded: a step cannot do it in the budget that is left.
             InternalError: the engine raised, or there is none under `key`; the worker lives on.
             OutOfMemory: the engine had too little memory for it; the worker lives on.
             TooLarge: the arrays are over `channel.MAX_PAYLOAD_BYTES` or of a type that does not travel.
@@ -515,7 +524,7 @@ class WorkerProcess:
 
     def _failure(self, answer: channel.Answer) -> ServeError:
         if isinstance(answer, channel.RunFailed) and answer.refused:
-            return InvalidRequest(answer.message)
+            return (DeadlineExceeded if answer.late else InvalidRequest)(answer.message)
         if isinstance(answer, channel.RunFailed):
             return (OutOfMemory if answer.out_of_memory else InternalError)(answer.message)
         return InternalError(f"worker {self.name} answered with {type(answer).__name__}")

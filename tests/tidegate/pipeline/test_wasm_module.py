@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tests.support.models.pipelines import wat_of_the_docs
 from tidegate.models.manifest import Axis, TensorSpec
 from tidegate.pipeline.plan import WasmLimits
-from tidegate.pipeline.refusal import StepRefused
+from tidegate.pipeline.refusal import StepRefused, StepTooLate
 from tidegate.types import Datatype
 
 wasmtime = pytest.importorskip("wasmtime")
@@ -120,7 +120,7 @@ def test_a_call_gets_no_more_fuel_than_its_requests_budget_buys(load: Load) -> N
     count = "(local $n i32) (loop $go (local.set $n (i32.add (local.get $n) (i32.const 1))) "
     module = load(shell(f"{count} (br_if $go (i32.lt_u (local.get $n) (i32.const 1000000)))) {SAME}"))
     ran(module, scores((1.0, 2.0)))
-    with pytest.raises(StepRefused, match="it used up its fuel"):
+    with pytest.raises(StepTooLate, match="more than was left of the request's budget"):
         ran(module, scores((1.0, 2.0)), budget_s=0.0005)
 
 
