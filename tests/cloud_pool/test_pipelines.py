@@ -20,7 +20,8 @@ from tests.support.models.pipelines import expected_probabilities, wat_of_the_do
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.config import load
-from tidegate.outcome import DeadlineExceeded, InvalidRequest, Unreachable
+from tidegate.models.manifest import Batching
+from tidegate.outcome import DeadlineExceeded, InvalidRequest, Overloaded, Unreachable
 from tidegate.runtime.process import StartError
 from tidegate.types import Call, Datatype, InferRequest, Reply
 
@@ -85,6 +86,19 @@ async def test_what_a_step_refuses_is_its_callers_and_late_is_late(models: Path)
         assert isinstance(refused, InvalidRequest) and "step tokenize (tokenizer.json)" in refused.message
         assert isinstance(late, DeadlineExceeded)
         assert isinstance(answered, Reply) and outputs(answered)["label"].tolist() == [[b"smooth"]]
+
+
+async def test_no_more_requests_wait_for_steps_than_for_the_model(tmp_path: Path) -> None:
+    modules = {name: bytes(wasmtime.wat2wasm(text)) for name, text in wat_of_the_docs().items()}
+    batching = Batching(max_batch_size=8, max_queue_size=2, pad_axis="sequence")
+    weather_repository(tmp_path / "models", modules, batching=batching)
+    async with pool(tmp_path / "models", **WITH_MODULES) as app:
+        replies = await asyncio.gather(*(asked(app, "calm") for _ in range(40)), return_exceptions=True)
+        answered = [reply for reply in replies if isinstance(reply, Reply)]
+        assert answered and all(outputs(reply)["label"].tolist() == [[b"smooth"]] for reply in answered)
+        refused = [reply for reply in replies if isinstance(reply, Overloaded)]
+        assert len(refused) == 40 - len(answered) > 0
+        assert outputs(await asked(app, "calm"))["label"].tolist() == [[b"smooth"]]
 
 
 async def test_the_steps_worker_is_started_again_when_it_dies(models: Path) -> None:
