@@ -233,9 +233,7 @@ def _wasm(path: Path, name: str, takes: Sequence[TensorSpec], gives: Sequence[Te
     try:  # imported here: most workers have no modules
         from tidegate.pipeline.wasm_module import BadModule, WasmModule
     except ImportError as error:
-        raise EngineError(
-            f"step wasm ({name}) needs wasmtime, which is not installed: pip install 'tidegate[wasm]'"
-        ) from error
+        raise EngineError(f"step wasm ({name}) needs wasmtime ({error}): pip install 'tidegate[wasm]'") from error
     try:
         module = WasmModule(path, name, plan.limits)
     except BadModule as error:

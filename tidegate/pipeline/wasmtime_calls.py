@@ -4,16 +4,21 @@ The package makes several objects of Python for each store, instance, function a
 time. Here its functions get plain addresses, of structures that are laid out once for each module.
 
 The structures are those of the package's own bindings. They are private to it, so one major version of it is supported
-(`pyproject.toml`), and a version that lays them out otherwise must be looked at here.
+(`pyproject.toml`): with another one, which may lay them out otherwise, the import of this module fails.
 """
 
 from __future__ import annotations
 
 import ctypes
+from importlib.metadata import version
 from typing import Any, Final
 
 import wasmtime
 from wasmtime import _ffi
+
+MAJOR: Final = "50"
+if version("wasmtime").partition(".")[0] != MAJOR:
+    raise ImportError(f"wasmtime {version('wasmtime')} is installed, and {MAJOR} is needed")
 
 INSTANCE: Final = _ffi.wasmtime_instance_t
 EXTERN: Final = _ffi.wasmtime_extern_t
