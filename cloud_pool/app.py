@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 import structlog
+from numpy.typing import NDArray
 
 from cloud_pool.banner import serving_banner
 from cloud_pool.config import PoolConfig
@@ -32,7 +33,7 @@ from cloud_pool.core.health.standby import Standby
 from cloud_pool.core.sharing.worker_layout import WorkerPlace, worker_places
 from cloud_pool.model_control import PoolModelControl
 from cloud_pool.scheduling.device_arbiter import DeviceArbiter
-from cloud_pool.scheduling.job import Batch
+from cloud_pool.scheduling.job import Batch, PoolRequest
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
 from cloud_pool.workers import load_priority
@@ -45,6 +46,7 @@ from cloud_pool.workers.health_controller import HealthController, cost_ratio
 from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
 from cloud_pool.workers.model_workers import GenerationWorkers, ModelWorkers
 from cloud_pool.workers.residents import Residents
+from cloud_pool.workers.steps_worker import StepsWorker
 from cloud_pool.workers.supervisor import PeakObserver, PoolSupervisor, measure_anew
 from tidegate import __version__, clock
 from tidegate.link.attestation_challenge import no_evidence
@@ -56,6 +58,7 @@ from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.models.fair_share import FairShare
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.repository import Repository
+from tidegate.models.work import Work
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.health import HEALTH_SERVICE
@@ -88,6 +91,7 @@ WILDCARDS: Final = ("", "0.0.0.0", "::")
 GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
 # `tidegate health` shows the pool's own certificate, and learns with it whether the pool is ready, and no more.
 ASKS_HEALTH: Final[frozenset[Role]] = GATEWAYS | {"pool"}
+_MEASURE_S: Final = 60.0  # for one answer of a model whose steps are measured
 CLOSE_GRACE_S = 0.1  # what calls that are left get when the server closes, after the drain
 log = structlog.get_logger(__name__)
 
@@ -118,6 +122,7 @@ class PoolApp:
         self._scheduler: PoolScheduler | None = None
         self._supervisor: ModelWorkers | None = None
         self._generating: GenerationWorkers | None = None
+        self._steps: dict[tuple[str, str], StepsWorker] = {}
         self._control: PoolModelControl | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
@@ -157,10 +162,12 @@ class PoolApp:
     async def failed(self) -> None:
         """Wait for a defect that ends the supervision of a worker: raises it."""
         assert self._supervisor is not None and self._generating is not None, "enter the app first"
-        watches = [
-            asyncio.create_task(one.failed(), name="a supervision has a defect")
-            for one in (self._supervisor, self._generating)
+        defects = [
+            self._supervisor.failed(),
+            self._generating.failed(),
+            *(one.failed() for one in self._steps.values()),
         ]
+        watches = [asyncio.create_task(one, name="a supervision has a defect") for one in defects]
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
             for watch in done:
@@ -207,6 +214,11 @@ class PoolApp:
         else:
             self._control = self._new_control(self._scheduler, places, memory_limit)
             self._supervisor = self._generating = self._control.residents
+        self._steps = {
+            (one.manifest.name, one.manifest.version): self._new_steps(one, self._scheduler)
+            for one in reversed(plain)  # the first variant of each is the one that is asked for no other
+            if one.public is not None
+        }
         epoch = int(clock.utc_s() * 1e6)
         control = AdaptiveControl(config.control.limits)
         self._host = PoolHost(
@@ -216,6 +228,7 @@ class PoolApp:
             self._supervisor,
             epoch=epoch,
             generating=self._generating,
+            steps=self._steps,
             lesser=config.control.degrade_to or "",
             spare=config.control.degrade_to not in config.also_precisions,
             degraded=lambda: control.degraded,
@@ -242,6 +255,8 @@ class PoolApp:
         else:
             await self._stack.enter_async_context(fixed)
             await self._stack.enter_async_context(talking)
+            for steps in self._steps.values():  # they are measured around the model's answers
+                await self._stack.enter_async_context(steps)
         self.steward = await self._stack.enter_async_context(self._new_steward(control))
         await self._stack.enter_async_context(self._generating_recycling(self._generating, self.steward.recycles))
         await self._open_metrics()
@@ -255,12 +270,37 @@ class PoolApp:
         config = self.config
         if config.model_control != "none":
             return []
-        return await asyncio.to_thread(
+        found = await asyncio.to_thread(
             read_catalogue,
             Repository(config.model_repository),
             config.models,
             *self._precisions,
             config.allowed_engines,
+        )
+        for one in found:
+            config.steps.check(one.public or one.manifest)
+        return found
+
+    def _new_steps(self, loadable: PoolLoadable, scheduler: PoolScheduler) -> StepsWorker:
+        """The worker of the steps around a model."""
+        config, manifest = self.config, loadable.public
+        assert manifest is not None  # its caller has looked
+
+        async def compute(inputs: dict[str, NDArray[Any]], work: Work) -> Mapping[str, NDArray[Any]]:
+            now = clock.now()
+            done = await scheduler.submit(loadable.key, PoolRequest(inputs, work.units, now, now + _MEASURE_S))
+            return done.outputs
+
+        return StepsWorker(
+            manifest,
+            loadable.variant,
+            loadable.artefact.parent,
+            limits=config.steps.limits,
+            compute=compute,
+            start_process=lambda name: WorkerProcess(f"{config.name}/{name}", sandbox=config.sandbox),
+            backoff=Backoff(self._draw, base_s=0.5, cap_s=30.0),
+            hang_timeout_s=config.hang_timeout_s,
+            on_change=self._announce,
         )
 
     @property

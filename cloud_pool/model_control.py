@@ -156,7 +156,12 @@ class PoolModelControl:
         config = self._config
         repository = Repository(config.model_repository, only=(name,))  # what is wrong with another one is no reason
         found = read_catalogue(repository, [name], self._precisions[0], self._precisions[1:], config.allowed_engines)
-        return [PoolLoadable(one.manifest, one.variant, one.artefact, reload) for one in found]
+        if any(one.public is not None for one in found):
+            raise StartError(
+                f"model {name!r} has a pipeline, which a pool serves only where its models are fixed: leave out "
+                f"the key 'model_control', which is {config.model_control}"
+            )
+        return [PoolLoadable(one.manifest, one.variant, one.artefact, reload=reload) for one in found]
 
     def _resident(self, loadables: Sequence[PoolLoadable]) -> Resident:
         return Resident(

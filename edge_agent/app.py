@@ -473,6 +473,7 @@ class EdgeApp:
 
     def _runner(self, entry: CatalogueEntry, generation: int) -> Runner:
         config = self.config
+        config.steps.check(entry.manifest)
         return Runner(
             entry.manifest,
             entry.loadables,
@@ -487,6 +488,7 @@ class EdgeApp:
             hang_timeout_s=config.hang_timeout_s,
             generation=generation,
             sequences=EdgeSequences(self._generated, config.max_queue_size, config.generation_cache_bytes),
+            step_limits=config.steps.limits,
         )
 
     def _changed(self, runner: Runner) -> None:

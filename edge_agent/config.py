@@ -15,6 +15,7 @@ from tidegate.config import ProcessConfig, Section, Shares
 from tidegate.fleet.topics import DEFAULT_FLEET, checked_name
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
+from tidegate.pipeline.config import StepsConfig, default_steps
 from tidegate.runtime.logs import Format, Level
 from tidegate.security.attestation.attester import AttestationConfig
 from tidegate.security.tls import TlsConfig
@@ -150,6 +151,9 @@ class EdgeConfig(ProcessConfig):
         "auto",
         description="Whether workers give up the network, and the disk but for a scratch folder: auto does what the "
         "kernel can and logs what is missing, require does not start without all of it, off leaves them everything.",
+    )
+    steps: StepsConfig = Field(
+        default_factory=default_steps, description="What the steps of models' pipelines may do here: docs/pipelines.md."
     )
     models: tuple[str, ...] | None = Field(
         None,

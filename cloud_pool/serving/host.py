@@ -6,7 +6,7 @@ before, without a file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from cloud_pool.scheduling.scheduler import PoolScheduler
@@ -17,6 +17,7 @@ from cloud_pool.serving.sequence_state import SequenceStates
 from cloud_pool.workers.device_worker import PoolLoadable
 from cloud_pool.workers.generating_workers import VariantWorkers
 from cloud_pool.workers.model_workers import GenerationWorkers, ModelWorkers
+from cloud_pool.workers.steps_worker import StepsWorker
 from tidegate.serving.joint_queue import JointQueue
 from tidegate.serving.model_table import ModelTable
 from tidegate.serving.target_host import TargetHost
@@ -34,6 +35,7 @@ class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
         lesser: the precision that answers requests without a demand, while `degraded()`; "" is none.
         spare: whether variants of that precision answer nothing but demands, at other times.
         generating: the workers of those of `loadables` that generate.
+        steps: the workers of those with a pipeline, by name and version.
         epoch: unique to this process and larger than that of the one before.
         on_missed: as `TargetHost` calls it.
     """
@@ -47,6 +49,7 @@ class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
         *,
         epoch: int,
         generating: GenerationWorkers | None = None,
+        steps: Mapping[tuple[str, str], StepsWorker] | None = None,
         lesser: str = "",
         spare: bool = False,
         degraded: Callable[[], bool] = lambda: False,
@@ -62,6 +65,7 @@ class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
         self._name = name
         self._scheduler = scheduler
         self._supervisor = supervisor
+        self._steps = steps or {}
         self._coalescer = Coalescer(scheduler.submit)
         self._relief = VariantRelief(lesser, spare, degraded)
         versions: dict[tuple[str, str], list[PoolLoadable]] = {}
@@ -92,6 +96,7 @@ class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
             coalescer=self._coalescer,
             relief=self._relief,
             hold=hold,
+            steps=self._steps.get((version[0].manifest.name, version[0].manifest.version)),
         )
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from cloud_pool.core.batching.model_instance import ModelInstance
@@ -21,15 +22,17 @@ from cloud_pool.serving.coalescing import Coalescer, Submit
 from cloud_pool.serving.sequence_state import SequenceStates
 from cloud_pool.workers.device_worker import PoolLoadable
 from cloud_pool.workers.model_workers import ModelWorkers
+from cloud_pool.workers.steps_worker import StepsWorker
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer, Standing, VariantOffer
 from tidegate.models.manifest import Manifest, Variant
-from tidegate.models.work import Work, fits
+from tidegate.models.work import Work, fits, work_of_arrays
 from tidegate.oip.host import ModelStatistics, TimedCount
 from tidegate.oip.sequence import sequence_of
 from tidegate.outcome import DeadlineExceeded, NotSupported
 from tidegate.serving.target_model import Computation, Computed
 from tidegate.types import Call
+from tidegate.workers.warmup import CostPoints
 
 # Of a model's name and a request's deadline: what the request waits for, None where the model is in memory.
 Hold = Callable[[str, float], asyncio.Future[None] | None]
@@ -66,12 +69,15 @@ class PoolModel:
         coalescer: Coalescer,
         relief: VariantRelief,
         hold: Hold | None = None,
+        steps: StepsWorker | None = None,
     ) -> None:
         self._hold = hold
+        self._steps = steps
         self._server_name = server_name
         self._by_variant = {loadable.variant.name: loadable for loadable in loadables}
         self._variants = tuple(loadable.variant for loadable in loadables)
-        self._manifest = loadables[0].manifest
+        self._manifest = loadables[0].manifest if steps is None else steps.manifest
+        self._artefacts = loadables[0].manifest  # from their side
         self._scheduler = scheduler
         self._supervisor = supervisor
         self._sequences = sequences
@@ -99,23 +105,30 @@ class PoolModel:
 
     @property
     def ready(self) -> bool:
-        return self._supervisor.state == "ready" or self._supervisor.cold_s > 0.0
+        prepared = self._steps is None or self._steps.state == "ready"
+        return prepared and (self._supervisor.state == "ready" or self._supervisor.cold_s > 0.0)
 
     def offer(self) -> ModelOffer:
         variants = tuple(
-            _variant_offer(one.variant, self._supervisor.lanes.get(one.key), self._standing(one.variant))
+            _variant_offer(one.variant, self._cost_of(one.key), self._standing(one.variant))
             for one in self._by_variant.values()
         )
         return ModelOffer(
             self._manifest.name,
             self._manifest.version,
             variants,
-            state=self._supervisor.state,
-            digest=self._variants[0].sha256,
+            state=self._supervisor.state if self._steps is None or not self.ready else self._steps.state,
+            digest=self._manifest.digest_of(self._variants[0]),
             worker=self._supervisor.worker_report,
             sandbox=self._supervisor.sandbox,
             cold_s=round(self._supervisor.cold_s, 3),
         )
+
+    def _cost_of(self, key: str) -> CostPoints:
+        """What a variant costs here, by the caller's work."""
+        instance = self._supervisor.lanes.get(key)
+        cost = () if instance is None else instance.cost
+        return cost if self._steps is None else self._steps.offered_cost(cost)
 
     def statistics(self) -> ModelStatistics:
         instances = [self._supervisor.lanes.get(one.key) for one in self._by_variant.values()]
@@ -144,6 +157,7 @@ class PoolModel:
             DeadlineExceeded: the model is not in memory, and not in time either.
             Unreachable: there is no worker and no time to wait for one.
             InternalError: the engine raised.
+            ServeError: as `StepsWorker.before` and `after` say, of a model with a pipeline.
         """
         comes = None if self._hold is None else self._hold(self._manifest.name, computation.deadline)
         if comes is None:
@@ -182,6 +196,20 @@ class PoolModel:
         comes.result()
 
     async def _compute(self, computation: Computation) -> Computed:
+        steps = self._steps
+        if steps is None:
+            return await self._batched(computation)
+        prepared = await steps.before(computation.arrays, computation.deadline)
+        work = work_of_arrays(self._artefacts, prepared.inputs)
+        if not fits(work, max_batch=None, max_tokens=computation.variant.max_tokens):
+            variant = computation.variant
+            raise NotSupported(f"a row of {work.longest_row} tokens; {variant.name} takes at most {variant.max_tokens}")
+        computed = await self._batched(replace(computation, arrays=prepared.inputs, work=work))
+        outputs, after_s = await steps.after(computed.outputs, prepared.kept, computation.deadline)
+        return replace(computed, outputs=outputs, compute_s=computed.compute_s + prepared.took_s + after_s)
+
+    async def _batched(self, computation: Computation) -> Computed:
+        """The artefacts' outputs for their inputs."""
         call, variant = computation.call, computation.variant
         key = self._by_variant[variant.name].key
 
@@ -255,11 +283,11 @@ class PoolModel:
         return f"<PoolModel {self._manifest.name}:{self._manifest.version} {', '.join(self._by_variant)}>"
 
 
-def _variant_offer(variant: Variant, instance: ModelInstance | None, standing: Standing) -> VariantOffer:
+def _variant_offer(variant: Variant, cost: CostPoints, standing: Standing) -> VariantOffer:
     return VariantOffer(
         variant.name,
         variant.precision,
-        cost=instance.cost if instance is not None else (),
+        cost=cost,
         max_batch=None,  # more rows than a batch holds are run in parts
         max_tokens=variant.max_tokens,
         quality=variant.quality.value if variant.quality is not None else None,

@@ -168,7 +168,7 @@ class VllmProcess:
         held_bytes = spec.artefact.stat().st_size if device_bytes is not None else None
         return LoadResult(load_s, held_bytes, device_bytes, limits.slots)
 
-    async def infer(self, key: str, inputs: Arrays) -> ComputeResult:
+    async def infer(self, key: str, inputs: Arrays, *, budget_s: float | None = None) -> ComputeResult:
         """Raises InternalError: it has no single answers."""
         raise InternalError(f"{key} is served by vLLM, which has no single answers ({len(inputs)} inputs)")
 

@@ -102,7 +102,8 @@ def _loadables(
         check_engine(manifest, variant, allowed)
         repository.verify(manifest, variant)
         check_trusted(repository, manifest, variant)
-    return [PoolLoadable(manifest, variant, repository.artefact(manifest, variant)) for variant in variants]
+    artefacts, public = manifest.of_model, None if manifest.pipeline is None else manifest
+    return [PoolLoadable(artefacts, variant, repository.artefact(manifest, variant), public) for variant in variants]
 
 
 def _variants(manifest: Manifest, precisions: Sequence[str]) -> tuple[Variant, ...]:

@@ -44,7 +44,7 @@ class EngineProcess(SequenceComputer, SilentWorker, Protocol):
     @property
     def collected_s(self) -> float: ...
     async def load(self, spec: EngineSpec) -> LoadResult: ...
-    async def infer(self, key: str, inputs: Arrays) -> ComputeResult: ...
+    async def infer(self, key: str, inputs: Arrays, *, budget_s: float | None = None) -> ComputeResult: ...
     async def died(self) -> str: ...
 
 
@@ -55,11 +55,12 @@ StartProcess = Callable[
 
 @dataclass(frozen=True, slots=True)
 class PoolLoadable:
-    """A variant that is to run here, with its verified artefact."""
+    """A variant that is to run here, with its verified artefact. `manifest` is as the artefact sees it."""
 
     manifest: Manifest
     variant: Variant
     artefact: Path
+    public: Manifest | None = None  # as callers see it, where a pipeline is around the model
     reload: int = 0  # tells apart what is loaded of one version while it is there twice, before and after a change
 
     @property
@@ -149,14 +150,25 @@ class DeviceWorker:
             return "cpu"
         return "cuda:0" if self._device in ("auto", "cuda") else self._device
 
-    async def infer(self, key: str, inputs: Arrays, patience_s: float = inf) -> ComputeResult:
-        """Run one batch. Raises InternalError, or WorkerDied when the worker died, or was silent for `patience_s`."""
+    async def load_steps(self, spec: EngineSpec) -> LoadResult:
+        """Load one side of a pipeline's steps. Raises InternalError or WorkerDied."""
+        return await self._process.load(spec)
+
+    async def infer(
+        self, key: str, inputs: Arrays, patience_s: float = inf, *, budget_s: float | None = None
+    ) -> ComputeResult:
+        """Run one batch, or steps within `budget_s`.
+
+        Raises:
+            InternalError: the engine raised. InvalidRequest: a step cannot do this request.
+            WorkerDied: the worker died, or was silent for `patience_s`.
+        """
         within_s = min(patience_s, self._hang_timeout_s)
         try:
             async with asyncio.timeout(None) as limit:
                 patience = CallWatchdog(limit, within_s, lambda: self._process.starved_s)
                 try:
-                    return await self._process.infer(key, inputs)
+                    return await self._process.infer(key, inputs, budget_s=budget_s)
                 finally:
                     patience.end()
         except TimeoutError:

@@ -116,6 +116,8 @@ def _models(config: EdgeConfig) -> list[DoctorFinding]:
     """Whether all are whole, by their digests, and fit into memory."""
     try:
         entries = read_catalogue(Repository(config.model_repository), config.models, config.allowed_engines)
+        for entry in entries:
+            config.steps.check(entry.manifest)
     except (StartError, RepositoryError) as error:
         return [DoctorFinding("models", "failure", str(error), "copy the model again, or `tidegate model build`")]
     names = ", ".join(f"{one.manifest.name}:{one.manifest.version}" for one in entries)

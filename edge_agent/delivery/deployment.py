@@ -114,6 +114,8 @@ class Deployment:
         config = self._config
         repository = Repository(config.model_repository)
         entries = read_catalogue(repository, config.models, config.allowed_engines, or_none=self._may_come)
+        for entry in entries:
+            config.steps.check(entry.manifest)
         self._statics = {entry.manifest.name: entry for entry in entries}
         deployed: Sequence[str] = ()
         if self._store is not None:

@@ -52,7 +52,7 @@ def _manifest(model: str, plan: ModelPlan, store: ModelStore, allowed: tuple[Eng
         raise WorkFailed("manifest: no variant may run on an edge")
     for variant in variants:
         own = ArtefactFile(variant.artefact, variant.sha256, variant.size_bytes)
-        for needed in (own, *variant.files):
+        for needed in (own, *variant.files, *manifest.step_files):
             file = files.get(needed.name)
             if file is None or (file.sha256, file.size_bytes) != (needed.sha256, needed.size_bytes):
                 raise WorkFailed(f"manifest: the plan has no file {needed.name!r} with the size and digest it names")

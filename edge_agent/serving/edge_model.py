@@ -102,6 +102,7 @@ class EdgeModel:
             Overloaded, DeadlineExceeded: by `edge_agent/core/edge_queue.py`.
             Unreachable: the worker died or hung during this call.
             InternalError: the engine raised.
+            InvalidRequest: a step of its pipeline cannot do this request.
         """
         self._enter()
         try:
@@ -136,7 +137,8 @@ class EdgeModel:
         async def compute() -> ComputeResult:
             began_at = clock.now()
             try:
-                computed = await runner.infer(variant, computation.arrays, patience_s(time.p99_s(units)))
+                patient_s, left_s = patience_s(time.p99_s(units)), computation.deadline - began_at
+                computed = await runner.infer(variant, computation.arrays, patient_s, budget_s=left_s)
             except Unreachable:
                 # If it hung, such calls take this long at least: where it was only slow, the next ones get more time.
                 time.record(units, max(clock.now() - began_at, time.predict_s(units)))

@@ -44,6 +44,8 @@ from tidegate.metrics.generated import GeneratedCounts
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.packing import packing_of
 from tidegate.outcome import Unreachable
+from tidegate.pipeline.config import default_steps
+from tidegate.pipeline.plan import WasmLimits, plan_of
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.serving.generation.generating_variant import GeneratingVariant
@@ -71,7 +73,7 @@ class EngineWorker(SequenceComputer, SilentWorker, Protocol):
     @property
     def alive(self) -> bool: ...
     async def load(self, spec: EngineSpec) -> LoadResult: ...
-    async def infer(self, key: str, inputs: Arrays) -> ComputeResult: ...
+    async def infer(self, key: str, inputs: Arrays, *, budget_s: float | None = None) -> ComputeResult: ...
     async def died(self) -> str: ...
     @property
     def awake_s(self) -> float: ...
@@ -113,6 +115,7 @@ class Runner:
         generation: tells runners of one version apart, where models are rolled out; 0: of the static repository.
         sandbox: what its workers' sandbox lacks, "" for nothing (`tidegate/workers/sandbox_check.py`); offered so.
         sequences: what a model that generates may take here; None: as many as its engine has slots for.
+        step_limits: what a WebAssembly step of its pipeline may take; None: the defaults.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class Runner:
         generation: int = 0,
         sandbox: str | None = None,
         sequences: EdgeSequences | None = None,
+        step_limits: WasmLimits | None = None,
     ) -> None:
         self.manifest = manifest
         self.generation = generation
@@ -152,6 +156,7 @@ class Runner:
         self._calls: dict[object, tuple[float, float]] = {}  # under way: begin, and half of the patience
         self._task: asyncio.Task[None] | None = None
         self._sequences = sequences or EdgeSequences(GeneratedCounts())
+        self._step_limits = step_limits or default_steps().limits
         self._slots: dict[str, int] = {}  # of each generating variant, as its engine has loaded
         self._watchdog: SequenceWatchdog | None = None  # of the worker that serves
         self.generating = {one.name: self._generating(one) for one in self.variants if manifest.generative is not None}
@@ -227,7 +232,7 @@ class Runner:
             self.manifest.version,
             offers,
             state=self.state,
-            digest=self.variants[0].sha256,
+            digest=self.manifest.digest_of(self.variants[0]),
             worker=report_of([self.lost_workers]),
             sandbox=self._sandbox,
         )
@@ -259,10 +264,16 @@ class Runner:
         plain = [time for name, time in self._times.items() if name not in self.generating]
         return max([1.0, *(time.residual.factor for time in plain)])
 
-    async def infer(self, variant: str, inputs: Arrays, patience_s: float = inf) -> ComputeResult:
+    async def infer(
+        self, variant: str, inputs: Arrays, patience_s: float = inf, *, budget_s: float | None = None
+    ) -> ComputeResult:
         """Compute with one variant. A worker that is silent for `patience_s` is ended and replaced.
 
+        Args:
+            budget_s: what is left of the request's, for the steps of a pipeline; None: nobody said.
+
         Raises:
+            InvalidRequest: a step of the pipeline cannot do this request.
             Unreachable: there is no worker now, or it died or hung during this call.
             InternalError: the engine raised.
         """
@@ -276,7 +287,7 @@ class Runner:
             async with asyncio.timeout(None) as limit:
                 watchdog = CallWatchdog(limit, within_s, lambda: worker.awake_s, most_s=self._hang_timeout_s)
                 try:
-                    return await worker.infer(variant, inputs)
+                    return await worker.infer(variant, inputs, budget_s=budget_s)
                 finally:
                     watchdog.end()
         except WorkerDied as error:
@@ -434,7 +445,8 @@ class Runner:
         return incarnation.worker if incarnation is not None and incarnation.serving else None
 
     async def _load(self, worker: EngineWorker) -> None:
-        outputs = tuple(spec.name for spec in self.manifest.outputs)
+        artefacts = self.manifest.of_model
+        outputs = tuple(spec.name for spec in artefacts.outputs)
         for loadable in self._loadables:
             variant = loadable.variant
             loaded = await worker.load(
@@ -445,9 +457,10 @@ class Runner:
                     outputs,
                     self._threads,
                     paced_slow=self._paced_slow,
-                    packing=packing_of(self.manifest, variant.packed),
+                    packing=packing_of(artefacts, variant.packed),
                     compile=variant.compile,
                     generation=limits_of(self.manifest, variant, cache_bytes=self._sequences.cache_bytes or 0),
+                    steps=plan_of(self.manifest, str(self.folder), self._step_limits),
                 )
             )
             self._slots[variant.name] = loaded.slots

@@ -82,7 +82,7 @@ def _confine(artefact: Path) -> None:
 def main() -> None:
     artefact, manifest_path, variant = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     try:
-        manifest = parse_manifest(manifest_path.read_text(encoding="utf-8"), manifest_path)
+        manifest = parse_manifest(manifest_path.read_text(encoding="utf-8"), manifest_path).of_model
         with checked_copy(artefact) as copied:
             _confine(artefact)
             problem = problem_of(artefact, manifest, variant, copied=copied)

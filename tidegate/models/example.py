@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from tidegate.models.manifest import Bounds, Manifest, TensorSpec
 from tidegate.types import Datatype
 
+_WORD = b"the "  # one token of most vocabularies of English, and the four bytes that `work.py` takes one for
+
 
 def example_arrays(manifest: Manifest, lengths: Mapping[str, int], seed: int = 0) -> dict[str, NDArray[Any]]:
     """One array per required input; axes that `lengths` does not name have their smallest length.
@@ -28,7 +30,10 @@ def example_arrays(manifest: Manifest, lengths: Mapping[str, int], seed: int = 0
     random = np.random.default_rng(seed)
     return {
         spec.name: _values(
-            spec, tuple(sizes[entry] if isinstance(entry, str) else entry for entry in spec.shape), random
+            spec,
+            tuple(sizes[entry] if isinstance(entry, str) else entry for entry in spec.shape),
+            random,
+            text=_text_for(manifest, spec, sizes),
         )
         for spec in manifest.inputs
         if not spec.optional or (manifest.sequence is not None and spec.name in manifest.sequence.state_inputs)
@@ -47,9 +52,21 @@ def _sizes(manifest: Manifest, lengths: Mapping[str, int]) -> dict[str, int]:
     return {name: lengths.get(name, axis.min) for name, axis in manifest.axes.items()}
 
 
-def _values(spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[Any]:
+def _text_for(manifest: Manifest, spec: TensorSpec, sizes: Mapping[str, int]) -> bytes:
+    """A text that becomes about as many tokens as the axis of its token ids is long, where a pipeline makes them."""
+    step = None if manifest.pipeline is None else manifest.pipeline.tokenizing(spec.name)
+    if step is None or manifest.pipeline is None:
+        return b"example"
+    ids = next((one for one in manifest.pipeline.inputs if one.name == step.outputs[0]), None)
+    length = ids.shape[-1] if ids is not None else 1
+    return _WORD * min(sizes[length] if isinstance(length, str) else length, step.max_tokens)
+
+
+def _values(
+    spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, *, text: bytes = b"example"
+) -> NDArray[Any]:
     if spec.datatype is Datatype.BYTES:
-        return np.full(shape, b"example", dtype=object)
+        return np.full(shape, text, dtype=object)
     if spec.datatype is Datatype.BOOL:
         return np.ones(shape, dtype=bool)
     if spec.datatype is Datatype.BF16:

@@ -12,15 +12,21 @@ A classifier may say how sure it has to be (`confidence`): a less sure answer of
 taken to that one while there is time. Which one is better is read from the measured qualities.
 
 A generating model has a `generative` section, and each of its variants a `generation` one (`generative.py`).
+
+A model with a `pipeline` takes and gives other tensors than its artefacts do: `inputs`, `outputs` and `cost` are what
+callers see, and every check and price holds against them. What the artefacts see is inside of the section, and
+`of_model` is the manifest from their side.
 """
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Final, Literal
 
 import msgspec
 
 from tidegate.models.generative import GenerationCost, Generative
+from tidegate.models.steps import Step, StepWithFile, TokenizeStep, WasmStep
 from tidegate.placement_pin import Pin
 from tidegate.types import Datatype
 
@@ -174,6 +180,50 @@ class Confidence(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     unsure: Unsure = "accept"  # what a device does for its local callers, which have no better target: docs/offline.md
 
 
+class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Steps before and after the model, run where it runs. See docs/pipelines.md.
+
+    A tensor comes into being once: as an input of the request, as an output of a step or of the model.
+    """
+
+    inputs: tuple[TensorSpec, ...]  # the artefacts' own
+    outputs: tuple[TensorSpec, ...]  # the artefacts' own
+    cost: Cost  # how batches of the model are counted; `input` is one of its own
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
+    tensors: tuple[TensorSpec, ...] = ()  # between two steps: neither callers nor the model see them
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        return (*self.before, *self.after)
+
+    @property
+    def files(self) -> tuple[ArtefactFile, ...]:
+        """What the steps read, each file once."""
+        found = {
+            step.file: ArtefactFile(step.file, step.sha256, step.size_bytes)
+            for step in self.steps
+            if isinstance(step, StepWithFile)
+        }
+        return tuple(found.values())
+
+    @property
+    def modules(self) -> tuple[WasmStep, ...]:
+        """The steps that are WebAssembly."""
+        return tuple(step for step in self.steps if isinstance(step, WasmStep))
+
+    def tokenizing(self, text: str) -> TokenizeStep | None:
+        """The step that makes tokens of the input called `text`, or of what steps before it made of that."""
+        texts = {text}
+        for step in self.before:
+            if texts.isdisjoint(step.inputs):
+                continue
+            if isinstance(step, TokenizeStep):
+                return step
+            texts.update(step.outputs)
+        return None
+
+
 class Stateful(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A stateful model: what it leaves in an output is the next request's input, within a sequence of the OIP.
 
@@ -209,6 +259,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     warmup: tuple[str, ...] = ()  # files of samples (.npz) in the version's folder that are run when it is loaded
     fallback_model: str = ""  # answers, declared, where no target answers this one in time; "": none does
     cacheable: bool = True  # false: no gateway keeps its answers, whatever its section `cache` says
+    pipeline: Pipeline | None = None  # steps before and after the model, which callers do not see
     modality: Modality | None = None  # under which models share a device; by default derived from the cost's feature
 
     def variant(self, name: str) -> Variant | None:
@@ -216,6 +267,27 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     def variants_for(self, where: Where) -> tuple[Variant, ...]:
         return tuple(variant for variant in self.variants if where in variant.where)
+
+    @property
+    def of_model(self) -> Manifest:
+        """The manifest as its artefacts see it, without the pipeline around them; itself where there is none."""
+        inner = self.pipeline
+        if inner is None:
+            return self
+        return msgspec.structs.replace(
+            self, inputs=inner.inputs, outputs=inner.outputs, cost=inner.cost, pipeline=None, confidence=None
+        )
+
+    def digest_of(self, variant: Variant) -> str:
+        """What a variant's answers come from, as one SHA-256: its artefact, and the pipeline with its files."""
+        if self.pipeline is None:
+            return variant.sha256
+        return sha256(variant.sha256.encode() + msgspec.msgpack.encode(self.pipeline)).hexdigest()
+
+    @property
+    def step_files(self) -> tuple[ArtefactFile, ...]:
+        """What the steps of its pipeline read."""
+        return () if self.pipeline is None else self.pipeline.files
 
     @property
     def improvable(self) -> frozenset[str]:

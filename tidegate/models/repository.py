@@ -91,11 +91,13 @@ class Repository:
         return None if manifest.text is None else self.folder(manifest) / manifest.text.tokenizer
 
     def verify(self, manifest: Manifest, variant: Variant) -> None:
-        """Raise RepositoryError unless the artefact and the files beside it are there with the manifest's sizes and
-        digests. Reads all of them."""
+        """Raise RepositoryError unless the artefact, the files beside it and those of the pipeline's steps are there
+        with the manifest's sizes and digests. Reads all of them."""
         verify_artefact(self.artefact(manifest, variant), variant)
         for one in variant.files:
             _verify_file(self.folder(manifest) / one.name, variant.name, one.size_bytes, one.sha256)
+        for one in manifest.step_files:
+            _verify_file(self.folder(manifest) / one.name, variant.name, one.size_bytes, one.sha256, what="pipeline of")
 
     def verify_tokenizer(self, manifest: Manifest) -> None:
         """Raise RepositoryError unless a model that takes text has what reads it, with the digests of the manifest."""
@@ -217,7 +219,7 @@ def verify_artefact(path: Path, variant: Variant) -> None:
     _verify_file(path, variant.name, variant.size_bytes, variant.sha256)
 
 
-def _verify_file(path: Path, variant: str, size_bytes: int, sha256: str) -> None:
+def _verify_file(path: Path, variant: str, size_bytes: int, sha256: str, *, what: str = "artefact of") -> None:
     try:
         found_bytes = path.stat().st_size
         # The size first: it costs nothing and finds every cut-off copy.
@@ -225,7 +227,7 @@ def _verify_file(path: Path, variant: str, size_bytes: int, sha256: str) -> None
             raise RepositoryError(f"{path}: has {found_bytes} bytes, but variant {variant!r} names {size_bytes}")
         digest = sha256_of(path)
     except OSError as error:
-        raise RepositoryError(f"{path}: the artefact of variant {variant!r}: {error.strerror}") from error
+        raise RepositoryError(f"{path}: the {what} variant {variant!r}: {error.strerror}") from error
     if digest != sha256:
         raise RepositoryError(f"{path}: has sha256 {digest}, but variant {variant!r} names {sha256}")
 

@@ -29,6 +29,7 @@ from tidegate.models.manifest import (
     TimeoutAction,
     Variant,
 )
+from tidegate.models.pipeline_check import pipeline_problems
 from tidegate.priority import LAST_LEVEL
 from tidegate.types import Datatype
 
@@ -47,20 +48,42 @@ _INTEGER_RANGE = {
 
 def problems(manifest: Manifest) -> tuple[str, ...]:
     """Everything that is wrong with `manifest`, as `key: what is wrong with which value`; empty when it is valid."""
+    artefacts = manifest.of_model  # what batches, packing and limits are about
     return (
         *_names(manifest),
         *_axes(manifest),
         *_tensors("inputs", manifest.inputs, manifest),
         *_tensors("outputs", manifest.outputs, manifest),
-        *_variants(manifest),
+        *_variants(artefacts),
         *_cost(manifest),
-        *_limits(manifest),
+        *_limits(artefacts),
+        *_pipeline(manifest),
         *_text(manifest),
         *_confidence(manifest),
         *_sequence(manifest),
         *_generative(manifest),
         *_warmup(manifest),
     )
+
+
+def _pipeline(manifest: Manifest) -> Iterator[str]:
+    pipeline = manifest.pipeline
+    if pipeline is None:
+        return
+    for key in ("inputs", "outputs", "tensors"):
+        specs: tuple[TensorSpec, ...] = getattr(pipeline, key)
+        if specs or key != "tensors":
+            yield from _tensors(f"pipeline.{key}", specs, manifest)
+    if pipeline.cost.input not in _tensor_names(pipeline.inputs):
+        yield f"pipeline.cost.input: {_no_tensor(pipeline.cost.input, 'input', pipeline.inputs)}"
+    for one in pipeline.files:
+        if problem := file_name_problem(one.name):
+            yield f"pipeline: a step's file: {problem}"
+        if not _SHA256.fullmatch(one.sha256):
+            yield f"pipeline: {one.name!r}: sha256 {one.sha256!r} must be 64 lower-case hexadecimal digits"
+        if any(one.name == variant.artefact for variant in manifest.variants):
+            yield f"pipeline: {one.name!r} is an artefact, and cannot be a step's file as well"
+    yield from pipeline_problems(manifest, pipeline)
 
 
 def _warmup(manifest: Manifest) -> Iterator[str]:

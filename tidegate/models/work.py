@@ -11,15 +11,20 @@ gateways place it by what it is expected to be (`gateway/core/estimate/output_le
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from numpy.typing import NDArray
+
+from tidegate.arrays import array_to_tensor
 from tidegate.models.generative import MAX_TOKENS, PROMPT_INPUT, Generative
 from tidegate.models.manifest import Feature, Manifest
-from tidegate.types import Buffer, InferRequest, Tensor
+from tidegate.types import Buffer, Datatype, InferRequest, Tensor
 
 _TEXT_BYTES: Final = 16  # of one BYTES element, whose length is not known in advance
 _TOKEN_BYTES: Final = 4  # of text, about, in one token
+_PREFIX_BYTES: Final = 4  # before each BYTES element: its length
 _STREAMED_BYTES: Final = 32  # of one token on its way, in a frame of its own
 
 
@@ -43,8 +48,33 @@ def work_of(manifest: Manifest, request: InferRequest) -> Work:
     for tensor in request.inputs:
         if tensor.name == cost.input:
             shape = tensor.shape or (1,)
+            if tensor.datatype is Datatype.BYTES and cost.feature == "tokens":
+                return _work_of_text(manifest, tensor, shape[0])
             return Work(float(_units(cost.feature, tensor, shape)), shape[0], shape[-1] if len(shape) > 1 else 1)
     return Work(units=1.0, rows=1, longest_row=1)
+
+
+def work_of_arrays(manifest: Manifest, arrays: Mapping[str, NDArray[Any]]) -> Work:
+    """The same of inputs as arrays, of which only the cost input is looked at."""
+    spec = next((one for one in manifest.inputs if one.name == manifest.cost.input), None)
+    if spec is None or spec.name not in arrays:
+        return work_of(manifest, InferRequest(manifest.name, ()))
+    tensor = array_to_tensor(spec.name, arrays[spec.name], spec.datatype)
+    return work_of(manifest, InferRequest(manifest.name, (tensor,)))
+
+
+def _work_of_text(manifest: Manifest, tensor: Tensor, rows: int) -> Work:
+    """Of texts that a pipeline makes tokens of, where the model runs: by their bytes, and no more than it keeps.
+
+    Rows are taken for equally long, since finding out would be reading them.
+    """
+    elements = max(1, tensor.elements)
+    text_bytes = len(tensor.raw) - _PREFIX_BYTES * elements
+    tokens = max(1, -(-text_bytes // (_TOKEN_BYTES * elements)))
+    step = None if manifest.pipeline is None else manifest.pipeline.tokenizing(tensor.name)
+    if step is not None:
+        tokens = min(tokens, step.max_tokens)
+    return Work(float(tokens * elements), rows, tokens)
 
 
 def _units(feature: Feature, tensor: Tensor, shape: tuple[int, ...]) -> int:

@@ -72,6 +72,10 @@ def text_of(manifest: Manifest) -> Text:
     """How the model takes text. Raises WrongParameter for one that takes none."""
     if manifest.generative is not None:
         raise WrongParameter("model", f"model {manifest.name!r} writes text and gives no vectors: POST /v1/completions")
+    if manifest.pipeline is not None:
+        raise WrongParameter(
+            "model", f"model {manifest.name!r} has a pipeline of its own; call it by /v2/models/{manifest.name}"
+        )
     if manifest.text is None:
         raise WrongParameter("model", f"model {manifest.name!r} takes no text; call it by /v2/models/{manifest.name}")
     return manifest.text

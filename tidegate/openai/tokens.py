@@ -4,12 +4,7 @@ The tokenizer is a Rust library that lets go of Python's lock while it works on 
 microseconds, less than a thread's round trip, and is done in place; more goes to a thread. Tokenizers are read from the
 model's folder once, at the start where `load` is called then, so that no request pays for it.
 
-A text far beyond the model's length is read only as far as it matters: a megabyte takes over a second, its beginning a
-few milliseconds. The beginning's tokens are the text's own wherever at least as many again follow them, since where a
-text is cut can only disturb the tokens next to the cut; if fewer do, the whole text is read.
-
-A tokenizer.json may carry its author's padding and truncation; both are replaced: rows stay as long as they are, and
-are cut where the manifest says that the model ends.
+Texts are cut to the model's length as `tidegate/generate/text/truncated_encoding.py` says.
 """
 
 from __future__ import annotations
@@ -19,16 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tokenizers import Tokenizer
-
 from tidegate.generate.text.text_models import ModelFolders
+from tidegate.generate.text.truncated_encoding import encode_truncated, truncating_tokenizer
 from tidegate.models.manifest import Manifest, Text
 from tidegate.models.repository import RepositoryError, read_tokenizer
 from tidegate.openai.embeddings import TokenRow, text_of
 from tidegate.runtime.process import StartError
 
 INLINE_CHARACTERS: Final = 2048
-HEAD_CHARACTERS_PER_TOKEN: Final = 32  # English has 4 to 5; a head is then some seven times what the model takes
 
 
 class Tokenizers:
@@ -72,21 +65,13 @@ class Tokenizers:
 
 def _load(path: Path, text: Text) -> Any:
     try:
-        tokenizer = Tokenizer.from_buffer(read_tokenizer(path, text))
+        return truncating_tokenizer(read_tokenizer(path, text), text.max_tokens)
     except RepositoryError as error:
         raise StartError(f"cannot read the tokenizer: {error}") from error
     except Exception as error:  # the library raises nothing narrower
         raise StartError(f"cannot read the tokenizer {path}: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(max_length=text.max_tokens)
-    return tokenizer
 
 
 def _rows(tokenizer: Any, texts: Sequence[str]) -> list[TokenRow]:
-    head = HEAD_CHARACTERS_PER_TOKEN * tokenizer.truncation["max_length"]
-    encodings = tokenizer.encode_batch([text[:head] for text in texts])
-    for index, text in enumerate(texts):
-        # One overflow is up to another full length: two prove that a full length lies between what is kept and the cut.
-        if len(text) > head and len(encodings[index].overflowing) < 2:
-            encodings[index] = tokenizer.encode_batch([text])[0]
+    encodings = encode_truncated(tokenizer, texts)
     return [TokenRow(encoding.ids, truncated=bool(encoding.overflowing)) for encoding in encodings]

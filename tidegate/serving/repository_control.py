@@ -249,7 +249,9 @@ class RepositoryControl:
 def _found(root: Path, manifest: Manifest) -> FoundModel:
     folder = root / manifest.name / manifest.version
     names = sorted(
-        {one.artefact for one in manifest.variants} | {f.name for one in manifest.variants for f in one.files}
+        {one.artefact for one in manifest.variants}
+        | {f.name for one in manifest.variants for f in one.files}
+        | {f.name for f in manifest.step_files}
     )
     files = []
     for name in names:

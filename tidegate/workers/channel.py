@@ -30,6 +30,7 @@ from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.engines.generation.limits import GenerationLimits
 from tidegate.models.packing import Packing
 from tidegate.outcome import InvalidRequest
+from tidegate.pipeline.plan import StepPlan
 from tidegate.types import Buffer, Datatype, Tensor
 from tidegate.workers.generation.messages import (
     BeginSequence,
@@ -71,7 +72,7 @@ class WorkerMessage(msgspec.Struct, frozen=True, tag_field="t"):
 
 
 class LoadEngine(WorkerMessage, frozen=True, tag="load"):
-    """Parent → child: load an engine and keep it under `key`."""
+    """Parent → child: load an engine and keep it under `key`, with the `steps` around it. "" is none: steps alone."""
 
     id: int
     key: str
@@ -84,10 +85,13 @@ class LoadEngine(WorkerMessage, frozen=True, tag="load"):
     packing: Packing | None = None
     compile: bool = False
     generation: GenerationLimits | None = None
+    steps: StepPlan | None = None
 
 
 class RunEngine(WorkerMessage, frozen=True, tag="infer"):
     """Parent → child: run the engine under `key` on the payload's arrays.
+
+    `budget_s` is what is left of the request's, for steps that may take only so much; None: nobody said.
 
     `segment` holds them, where they do not follow; `freed` names segments of earlier outputs that nobody reads now.
     """
@@ -97,6 +101,7 @@ class RunEngine(WorkerMessage, frozen=True, tag="infer"):
     arrays: tuple[ArraySpec, ...] = ()
     segment: int = -1
     freed: tuple[int, ...] = ()
+    budget_s: float | None = None
 
 
 class CancelRun(WorkerMessage, frozen=True, tag="cancel"):
@@ -139,11 +144,13 @@ class RunSkipped(WorkerMessage, frozen=True, tag="skipped"):
 
 
 class RunFailed(WorkerMessage, frozen=True, tag="failed"):
-    """Child → parent: the engine refused or raised; the worker lives on."""
+    """Child → parent: the engine refused or raised; the worker lives on. `refused`: the request's fault, or `late`."""
 
     id: int
     message: str
     out_of_memory: bool = False
+    refused: bool = False
+    late: bool = False
 
 
 ToChild = LoadEngine | RunEngine | CancelRun | BeginSequence | CreditSequence | CancelSequence

@@ -49,6 +49,8 @@ from tidegate.engines.engine import (
 from tidegate.engines.errors import is_out_of_memory
 from tidegate.generate.engine import GenerativeEngine
 from tidegate.models.manifest import EngineName
+from tidegate.pipeline.pipeline_engine import PipelineEngine
+from tidegate.pipeline.refusal import StepRefused, StepTooLate
 from tidegate.runtime.lifeline import die_with_parent
 from tidegate.runtime.settled_imports import settled_imports
 from tidegate.types import Buffer
@@ -177,6 +179,9 @@ class ComputeServer:
     def _answer(self, message: LoadEngine | RunEngine, arrays: Arrays) -> None:
         try:
             frame = self._load(message) if isinstance(message, LoadEngine) else self._infer(message, arrays)
+        except StepRefused as error:
+            words, late = channel.shorten(str(error)), isinstance(error, StepTooLate)
+            frame = [channel.pack(RunFailed(message.id, words, refused=True, late=late))]
         except (EngineError, FrameError) as error:
             frame = [channel.pack(_failed(message, error, str(error)))]
         except Exception as error:  # a foreign runtime may raise anything; the parent decides what it means
@@ -213,16 +218,7 @@ class ComputeServer:
             self._engines.pop(message.key, None)
             self._generative[message.key] = generative
             return generative, generative.slots
-        engine = load_engine(
-            kind,
-            Path(message.artefact),
-            outputs=message.outputs,
-            threads=message.threads,
-            device=message.device,
-            paced_slow=message.paced_slow,
-            packing=message.packing,
-            compile=message.compile,
-        )
+        engine = _with_steps(message, kind)
         self._generative.pop(message.key, None)
         self._engines[message.key] = engine
         return engine, 0
@@ -231,6 +227,8 @@ class ComputeServer:
         engine = self._engines.get(message.key)
         if engine is None:
             raise EngineError(f"no engine is loaded under {message.key!r}")
+        if message.budget_s is not None and isinstance(engine, PipelineEngine):
+            engine = engine.within(message.budget_s)
         outputs, compute_s, peak_bytes = self._meter.run(message.key, engine, arrays)
         return self._handover.frame(
             RunCompleted(message.id, compute_s, peak_bytes=peak_bytes, gc_s=self._collections.take_s()),
@@ -239,6 +237,23 @@ class ComputeServer:
 
     def __repr__(self) -> str:
         return f"<ComputeServer pid {os.getpid()} engines {sorted(self._engines)}>"
+
+
+def _with_steps(message: LoadEngine, kind: EngineName) -> Engine:
+    """The engine that computes one call after another, with the steps around it. Raises EngineError."""
+    if message.steps is not None and not kind:
+        return PipelineEngine(message.steps)
+    engine = load_engine(
+        kind,
+        Path(message.artefact),
+        outputs=message.outputs,
+        threads=message.threads,
+        device=message.device,
+        paced_slow=message.paced_slow,
+        packing=message.packing,
+        compile=message.compile,
+    )
+    return engine if message.steps is None else PipelineEngine(message.steps, engine)
 
 
 def _failed(message: LoadEngine | RunEngine, error: Exception, words: str) -> RunFailed:

@@ -41,7 +41,16 @@ from tidegate.generate.request import GenerateRequest
 from tidegate.generate.usage import Generated
 from tidegate.models.manifest import EngineName
 from tidegate.models.packing import Packing
-from tidegate.outcome import InternalError, OutOfMemory, PeerError, ServeError, TooLarge
+from tidegate.outcome import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidRequest,
+    OutOfMemory,
+    PeerError,
+    ServeError,
+    TooLarge,
+)
+from tidegate.pipeline.plan import StepPlan
 from tidegate.token_sink import TokenSink
 from tidegate.types import Buffer
 from tidegate.workers import channel
@@ -69,11 +78,12 @@ class EngineSpec:
     """What to load: `key` names it in its worker; `outputs` are the manifest's output names in graph order.
 
     `threads` are those of one computation, 0 for all cores. `paced_slow` is for paced engines only, `packing` and
-    `compile` are the variant's (`load_engine`). With `generation` the engine is one that generates.
+    `compile` are the variant's (`load_engine`). With `generation` the engine is one that generates. `steps` are run
+    around the engine; where that is None, they are all there is.
     """
 
     key: str
-    engine: EngineName
+    engine: EngineName | None
     artefact: Path
     outputs: tuple[str, ...]
     threads: int = 1
@@ -82,6 +92,7 @@ class EngineSpec:
     packing: Packing | None = None
     compile: bool = False
     generation: GenerationLimits | None = None
+    steps: StepPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +281,7 @@ class WorkerProcess:
         message = channel.LoadEngine(
             id=next(self._ids),
             key=spec.key,
-            engine=spec.engine,
+            engine=spec.engine or "",
             artefact=str(spec.artefact),
             outputs=spec.outputs,
             threads=spec.threads,
@@ -279,6 +290,7 @@ class WorkerProcess:
             packing=spec.packing,
             compile=spec.compile,
             generation=spec.generation,
+            steps=spec.steps,
         )
         try:
             async with asyncio.timeout(self._start_timeout_s):
@@ -293,16 +305,21 @@ class WorkerProcess:
         self._sequences.engine_loaded(spec.key, answer.slots)
         return LoadResult(answer.load_s, answer.held_bytes, answer.device_bytes, answer.slots)
 
-    async def infer(self, key: str, inputs: Arrays) -> ComputeResult:
+    async def infer(self, key: str, inputs: Arrays, *, budget_s: float | None = None) -> ComputeResult:
         """Run the engine under `key`. The arrays are not copied before they are written: leave them alone until then.
 
+        Args:
+            budget_s: what is left of the request's budget, for the steps of a pipeline; None: nobody said.
+
         Raises:
+            InvalidRequest: a step of the pipeline cannot do this request; the worker is whole.
+            DeadlineExceeded: a step cannot do it in the budget that is left.
             InternalError: the engine raised, or there is none under `key`; the worker lives on.
             OutOfMemory: the engine had too little memory for it; the worker lives on.
             TooLarge: the arrays are over `channel.MAX_PAYLOAD_BYTES` or of a type that does not travel.
             WorkerDied: the child is gone.
         """
-        message = channel.RunEngine(next(self._ids), key)
+        message = channel.RunEngine(next(self._ids), key, budget_s=budget_s)
         try:
             laid = channel.lay_out(inputs)
             answer, payload = await self._call(message.id, lambda: self._handover.frame(message, laid))
@@ -506,6 +523,8 @@ class WorkerProcess:
         return f"worker {self.name} {self._reason.result()}"
 
     def _failure(self, answer: channel.Answer) -> ServeError:
+        if isinstance(answer, channel.RunFailed) and answer.refused:
+            return (DeadlineExceeded if answer.late else InvalidRequest)(answer.message)
         if isinstance(answer, channel.RunFailed):
             return (OutOfMemory if answer.out_of_memory else InternalError)(answer.message)
         return InternalError(f"worker {self.name} answered with {type(answer).__name__}")

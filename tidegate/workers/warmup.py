@@ -25,12 +25,10 @@ import structlog
 from numpy.typing import NDArray
 
 from tidegate import clock
-from tidegate.arrays import array_to_tensor
 from tidegate.estimate.cost_table import CostTable
 from tidegate.models.example import example_arrays
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
-from tidegate.models.work import work_of
-from tidegate.types import InferRequest
+from tidegate.models.work import work_of_arrays
 from tidegate.workers.generation.warmup import SequenceComputer, measure_generation, warm_generation
 from tidegate.workers.process import ComputeResult
 
@@ -86,7 +84,7 @@ async def measure(
         if len(points) >= _FEWEST_POINTS and clock.now() + 2 * _STEP * seconds > done_by:
             break
         inputs = example_arrays(manifest, lengths)
-        units = _units(manifest, inputs)
+        units = work_of_arrays(manifest, inputs).units
         first = await worker.infer(key, inputs)
         seconds = await _fastest_s(worker, key, inputs, repeats)
         if on_peak is not None and first.peak_bytes is not None:
@@ -112,7 +110,7 @@ async def warm(
     smallest = example_arrays(manifest, planned[0])
     await worker.infer(key, smallest)
     if known is not None:
-        usual_s = known.seconds_for(_units(manifest, smallest))
+        usual_s = known.seconds_for(work_of_arrays(manifest, smallest).units)
         took_s = await _timed_s(worker, key, smallest)
         if took_s > _SLOW_TIMES * usual_s + _SLOW_SLACK_S:
             log.warning("warm-up cut short: the device is slow now", key=key, took_s=took_s, usual_s=usual_s)
@@ -121,7 +119,12 @@ async def warm(
 
 
 def sizes(manifest: Manifest, variant: Variant) -> list[dict[str, int]]:
-    """The axis lengths to run, from little work to much: one row of growing length, then growing numbers of rows."""
+    """The axis lengths to run, from little work to much: one row of growing length, then growing numbers of rows.
+
+    A text has no axis along which it is long: it is as long as the tokens that a pipeline makes of it.
+    """
+    if manifest.pipeline is not None and manifest.pipeline.tokenizing(manifest.cost.input) is not None:
+        manifest = manifest.of_model
     rows, length = row_axis(manifest), length_axis(manifest)
     lengths = [] if length is None else list(_ladder(*_length_range(manifest, variant, length)))
     one_row: list[dict[str, int]] = [{length: n} for n in lengths] if length is not None else [{}]
@@ -179,14 +182,6 @@ def _ladder(low: int, high: int) -> Iterator[int]:
         yield n
         n = max(n + 1, n * _STEP)
     yield high
-
-
-def _units(manifest: Manifest, inputs: Mapping[str, NDArray[Any]]) -> float:
-    spec = _cost_input(manifest)
-    if spec is None or spec.name not in inputs:
-        return work_of(manifest, InferRequest(manifest.name, ())).units
-    tensor = array_to_tensor(spec.name, inputs[spec.name], spec.datatype)
-    return work_of(manifest, InferRequest(manifest.name, (tensor,))).units
 
 
 async def _fastest_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]], repeats: int) -> float:

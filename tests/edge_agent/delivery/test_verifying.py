@@ -15,6 +15,7 @@ from edge_agent.delivery.model_store import ModelStore
 from edge_agent.delivery.verifying import verify
 from tests.support.models.artefacts import artefact_of
 from tests.support.models.generative import talker
+from tests.support.models.pipelines import weather_repository
 from tests.support.models.talking import save_talker
 from tidegate.generate.teacher_forcing import KnownAnswer
 from tidegate.models.manifest import ArtefactFile, Manifest
@@ -62,10 +63,10 @@ def arrived(root: Path, found: tuple[LocalArtefact, ...]) -> tuple[ModelStore, M
     return store, ModelPlan("1", manifest, tuple(one.artefact for one in found))
 
 
-def checked(plan: ModelPlan, store: ModelStore) -> str:
+def checked(plan: ModelPlan, store: ModelStore, model: str = "talker") -> str:
     """The problem; "" where there is none."""
     try:
-        asyncio.run(verify("talker", plan, store, TRUSTED))
+        asyncio.run(verify(model, plan, store, TRUSTED))
     except WorkFailed as error:
         return str(error)
     return ""
@@ -86,6 +87,15 @@ def test_a_generating_model_needs_its_variants_files_its_tokenizer_and_its_templ
         assert f"the plan has no file '{name}'" in checked(missing, store)
         changed = replace(plan, files=tuple(other(one) if one.path == name else one for one in plan.files))
         assert f"the plan has no file '{name}'" in checked(changed, store)
+
+
+def test_a_pipeline_needs_the_files_of_its_steps(tmp_path: Path) -> None:
+    manifest = weather_repository(tmp_path / "models", {"redact": b"\0asm one", "clip": b"\0asm another"})
+    store, plan = arrived(tmp_path / "store", files_of(Repository(tmp_path / "models"), manifest))
+    assert checked(plan, store, "weather") == ""
+    for name in ("redact.wasm", "tokenizer.json", "clip.wasm", "labels.txt"):
+        missing = replace(plan, files=tuple(one for one in plan.files if one.path != name))
+        assert f"the plan has no file '{name}'" in checked(missing, store, "weather")
 
 
 def test_golden_prompts_have_to_fit_the_model(tmp_path: Path) -> None:

@@ -23,10 +23,13 @@ SCOPE = "device/kiosk-1"
 
 
 @asynccontextmanager
-async def edge(folder: Path, *, models: tuple[str, ...] | None = ("double",), **rollout: Any) -> AsyncIterator[EdgeApp]:
+async def edge(
+    folder: Path, *, models: tuple[str, ...] | None = ("double",), wasm: bool = False, **rollout: Any
+) -> AsyncIterator[EdgeApp]:
     keys: dict[str, Any] = {
         "name": "kiosk-1", "grpc_port": 0, "http_port": None, "model_repository": folder / "models",
         "models": models, "state_dir": folder / "state", "warmup_budget_s": 0.2, "store": None, "sensors": None,
+        "steps": {"wasm": wasm},
         "rollout": {"keys": [folder / "trusted"], "recheck_s": 0.02, **rollout},
     }  # fmt: skip
     async with EdgeApp(load(EdgeConfig, **keys), draw=lambda: 0.01) as app:

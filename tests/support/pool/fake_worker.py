@@ -96,7 +96,7 @@ class FakeWorker:
         self.loaded[spec.key] = spec
         return LoadResult(0.0)
 
-    async def infer(self, key: str, inputs: Arrays) -> ComputeResult:
+    async def infer(self, key: str, inputs: Arrays, *, budget_s: float | None = None) -> ComputeResult:
         self._check_alive()
         async with self._places, self._computing:
             self._check_alive()

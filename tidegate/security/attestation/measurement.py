@@ -47,4 +47,5 @@ def _served(offer: ModelOffer, manifest_of: Callable[[str, str], Manifest]) -> I
     manifest = manifest_of(offer.name, offer.version)
     for offered in offer.variants:
         variant = manifest.variant(offered.name)
-        yield ServedVariant(offer.name, offer.version, offered.name, variant.sha256 if variant else "unknown")
+        digest = "unknown" if variant is None else manifest.digest_of(variant)
+        yield ServedVariant(offer.name, offer.version, offered.name, digest)

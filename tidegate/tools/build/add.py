@@ -22,6 +22,7 @@ from tidegate.models.manifest import EngineName, Manifest, Packed, Quality, Vari
 from tidegate.models.packing import packing_of
 from tidegate.models.repository import save_manifest
 from tidegate.models.trusted_digests import CODE_ENGINES, TrustedDigests
+from tidegate.models.validate import problems
 from tidegate.tools.build.agree import agreed_signature, disagreements
 from tidegate.tools.build.draft import Draft, DraftOptions, draft
 from tidegate.tools.build.errors import BuildError
@@ -29,6 +30,7 @@ from tidegate.tools.build.evaluate.compare import Metric, closeness
 from tidegate.tools.build.inspect.onnx_file import inspect_onnx
 from tidegate.tools.build.inspect.onnx_weights import in_one_file
 from tidegate.tools.build.inspect.signature import ModelSignature
+from tidegate.tools.build.pipeline_options import check_files, parse_step, parse_tensor, with_pipeline
 from tidegate.tools.build.samples import Samples, load_samples
 from tidegate.tools.build.staging import model_lock, staged_version
 from tidegate.tools.build.trial import check_answers, edge_limits, limited_by_running, with_padding
@@ -56,6 +58,8 @@ class AddRequest:
     edge_max_batch: int | None = None
     edge_max_tokens: int | None = None
     engine: EngineName | None = None  # of the pool's artefact; None: by its suffix
+    steps: tuple[str, ...] = ()  # of a pipeline around the artefacts, as `pipeline_options.py` reads them
+    tensors: tuple[str, ...] = ()
     trust: bool = False  # whether the user vouches for artefacts that can run code
 
 
@@ -94,6 +98,8 @@ def add_model(request: AddRequest, root: Path, *, force: bool = False) -> AddedM
 
 
 def _added(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], trusted: TrustedDigests) -> AddedModel:
+    steps = [parse_step(one) for one in request.steps]  # what is misspelt is told before anything is run
+    tensors = [parse_tensor(one) for one in request.tensors]
     drafted = _drafted(request, parts)
     engines = _loaded(parts, drafted.manifest, trusted)
     notes = list(drafted.choices)
@@ -102,7 +108,13 @@ def _added(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], tr
     manifest = with_padding(manifest, engines, notes)
     variants = _variants(request, parts, manifest, engines, notes)
     manifest = _with_digest(msgspec.structs.replace(manifest, variants=variants), request.tokenizer)
-    _store(request, root, parts, manifest)
+    files = {path.name: path for _, path in steps if path is not None}
+    if steps or tensors:
+        manifest = with_pipeline(manifest, [step for step, _ in steps], tensors, request.wishes.axes)
+        check_files(manifest, files)
+        if found := problems(manifest):
+            raise BuildError("the steps do not fit the model:\n" + "\n".join(f"  {one}" for one in found))
+    _store(request, root, parts, manifest, files)
     return AddedModel(manifest, tuple(notes))
 
 
@@ -288,11 +300,20 @@ def _with_digest(manifest: Manifest, tokenizer: Path | None) -> Manifest:
     return msgspec.structs.replace(manifest, text=msgspec.structs.replace(manifest.text, sha256=sha256_of(tokenizer)))
 
 
-def _store(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], manifest: Manifest) -> None:
+def _store(
+    request: AddRequest,
+    root: Path,
+    parts: Sequence[_PlacedArtefact],
+    manifest: Manifest,
+    files: Mapping[str, Path],
+) -> None:
     with model_lock(root, request.name), staged_version(root, request.name, request.version) as folder:
         for part, variant in zip(parts, manifest.variants, strict=True):
             shutil.copyfile(part.path, folder / variant.artefact)
             _check_copy(folder / variant.artefact, variant.sha256, part.path)
+        for one in manifest.step_files:
+            shutil.copyfile(files[one.name], folder / one.name)
+            _check_copy(folder / one.name, one.sha256, files[one.name])
         if request.tokenizer is not None:
             shutil.copyfile(request.tokenizer, folder / request.tokenizer.name)
             if manifest.text is not None and manifest.text.sha256 is not None:

@@ -240,6 +240,20 @@ def quantize(
     help="Budget of requests that bring none.",
 )
 @click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizer.json, to serve text as embeddings.")
+@click.option(
+    "--step",
+    "steps",
+    multiple=True,
+    metavar="'KIND IN,… -> OUT,… KEY=VALUE …'",
+    help="A step of a pipeline around the model, in order (docs/pipelines.md).",
+)
+@click.option(
+    "--tensor",
+    "tensors",
+    multiple=True,
+    metavar="NAME=DATATYPE[AXIS,…]",
+    help="A tensor that steps take or give and the model has not.",
+)
 @click.option("--samples", type=click.Path(path_type=Path), help="An .npz of real inputs, to measure the quality on.")
 @click.option("--metric", type=click.Choice(["cosine", "top1"]), default="cosine", show_default=True)
 @click.option("--edge-max-batch", type=click.IntRange(min=1), help="Most rows that an edge takes; measured by default.")
@@ -258,6 +272,7 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
       tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --trust --cost tokens:input_ids
       tidegate model add encoder --edge encoder-int8.onnx --pool encoder.pt2 --trust --tokenizer tokenizer.json
       tidegate model add cnn --edge cnn.onnx --samples test.npz --metric top1
+      tidegate model add cnn --edge cnn.onnx --step 'softmax scores -> shares' --tensor 'shares=FP32[batch,10]'
       tidegate model add talker --generative Some-1B-Instruct
     """
     source, only = given.pop("generative"), given.pop("only")
@@ -269,10 +284,13 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
     with requires_extra("onnx"):
         from tidegate.tools.build.add import AddRequest, add_model
         from tidegate.tools.build.draft import DraftOptions
+        from tidegate.tools.build.pipeline_options import parse_tensor
     if problem := name_problem(name) or name_problem(given["version"]):
         raise BuildError(problem)
     tokenizer: Path | None = given["tokenizer"]
+    steps_axes = {entry for one in given["tensors"] for entry in parse_tensor(one).shape if isinstance(entry, str)}
     wishes = DraftOptions(
+        steps_axes=frozenset(steps_axes),
         axes={key: (int(least), int(most)) for key, (least, most) in _ranges("--axis", given.pop("axes")).items()},
         bounds=_ranges("--bounds", given.pop("bounds")),
         cost=given.pop("cost"),
@@ -295,9 +313,10 @@ def _add_generative(name: str, repository: Path, force: bool, source: Path, only
     version = others["version"]
     if problem := name_problem(name) or name_problem(version):
         raise BuildError(problem)
-    for key in ("edge", "pool", "engine", "tokenizer", "samples"):
-        if others[key] is not None:
-            raise BuildError(f"--generative and --{key} do not go together: it brings all of its own")
+    options = {key: key for key in ("edge", "pool", "engine", "tokenizer", "samples")}
+    for key, option in {**options, "steps": "step", "tensors": "tensor"}.items():
+        if others[key]:
+            raise BuildError(f"--generative and --{option} do not go together: it brings all of its own")
     # OpenMP's threads wait by spinning, as in `build`.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     where: tuple[Where, ...] = (only,) if only else ("pool", "edge")
@@ -504,6 +523,7 @@ def verify(names: tuple[str, ...], digests_only: bool, agreement_min: float, rep
     chosen = [models.manifest(name) for name in names] or list(models.manifests())
     failed = 0
     for manifest in chosen:
+        before = failed
         for variant in manifest.variants:
             try:
                 models.verify(manifest, variant)
@@ -511,6 +531,8 @@ def verify(names: tuple[str, ...], digests_only: bool, agreement_min: float, rep
             except RepositoryError as error:
                 failed += 1
                 click.echo(f"WRONG {error}")
+        for one in manifest.step_files if failed == before else ():  # `verify` has looked at them with the artefacts
+            click.echo(f"ok    {models.folder(manifest) / one.name}")
         wrong = _tokenizer_is_wrong(models, manifest)
         failed += wrong
         if not wrong:

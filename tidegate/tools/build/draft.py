@@ -33,6 +33,7 @@ class DraftOptions:
     cost: str = ""
     default_budget_s: float = 2.0
     tokenizer: str = ""  # the file's name inside the version's folder
+    steps_axes: frozenset[str] = frozenset()  # of tensors that steps have and the artefacts have not
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ def draft(name: str, version: str, agreed: AgreedSignature, wishes: DraftOptions
     """Raises BuildError: a wish names what is not there, or a text model lacks an input."""
     choices: list[str] = []
     inputs = _bounded(agreed.inputs, wishes.bounds, choices)
-    axes, open_axes = _axes(agreed, wishes.axes, choices)
+    own = {name: span for name, span in wishes.axes.items() if name in agreed.axes or name not in wishes.steps_axes}
+    axes, open_axes = _axes(agreed, own, choices)
     cost = parse_cost(wishes.cost, inputs) if wishes.cost else _cost(inputs, choices)
     manifest = Manifest(
         name=name,

@@ -1,8 +1,8 @@
 """The files of a model version as devices fetch them: their digests, and chunks of a fixed size.
 
-Devices get what is for edges: the manifest, the variants that run there with all their files, the tokenizer and the
-chat template. A file's chunks are few, since their digests travel in every device's document, and small enough that a
-link which breaks every few megabytes gets on.
+Devices get what is for edges: the manifest, the variants that run there with all their files, those of the pipeline's
+steps, the tokenizer and the chat template. A file's chunks are few, since their digests travel in every device's
+document, and small enough that a link which breaks every few megabytes gets on.
 
 Blocks on the disk.
 """
@@ -42,6 +42,7 @@ def files_of(repository: Repository, manifest: Manifest) -> tuple[LocalArtefact,
     names = [MANIFEST_FILE]
     for variant in variants:
         names += [variant.artefact, *(one.name for one in variant.files)]
+    names += [one.name for one in manifest.step_files]
     if manifest.text is not None:
         names.append(manifest.text.tokenizer)
     if (generative := manifest.generative) is not None:

@@ -1,8 +1,9 @@
 """The measured costs of models are kept on disk across restarts of their device or pool: measuring takes seconds.
 
-What was measured holds for one artefact, by its digest, on one processor with so many threads at one priority; what
-differs in any of these is measured. The engine is warmed all the same, so the first request is no slower, and a figure
-that has become wrong is corrected by real calls (`ServiceTime`), as one that was measured a minute ago would be.
+What was measured holds for one artefact with the steps around it, by their digest, on one processor with so many
+threads at one priority; what differs in any of these is measured. The engine is warmed all the same, so the first
+request is no slower, and a figure that has become wrong is corrected by real calls (`ServiceTime`), as one that was
+measured a minute ago would be.
 
 A file that cannot be read is as good as none, and one that cannot be written is a line in the log: both only cost time.
 """
@@ -62,7 +63,7 @@ class MeasuredCosts:
         async def measured(worker: C, key: str, manifest: Manifest, variant: Variant) -> CostPoints:
             if path is None or not variant.sha256:
                 return await measure(worker, key, manifest, variant)
-            of = self._of(variant)
+            of = self._of(variant, manifest.digest_of(variant))
             if self._known is None:
                 self._known = await asyncio.to_thread(_read, path)
             if points := self._known.get(of):
@@ -76,15 +77,15 @@ class MeasuredCosts:
         return measured
 
     def known(self, variant: Variant) -> CostPoints | None:
-        """What was measured of it before. Blocks on the first use."""
+        """What was measured of it before, without steps around it. Blocks on the first use."""
         if self._path is None or not variant.sha256:
             return None
         if self._known is None:
             self._known = _read(self._path)
-        return self._known.get(self._of(variant))
+        return self._known.get(self._of(variant, variant.sha256))
 
-    def _of(self, variant: Variant) -> str:
-        return f"{self._here} {variant.engine} {variant.sha256}"
+    def _of(self, variant: Variant, digest: str) -> str:
+        return f"{self._here} {variant.engine} {digest}"
 
     def __repr__(self) -> str:
         return f"<MeasuredCosts {self._path} {'unread' if self._known is None else len(self._known)}>"

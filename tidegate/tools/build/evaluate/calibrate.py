@@ -106,6 +106,11 @@ def calibrate_manifest(
     held_out: Samples,
 ) -> CalibrationResult:
     """The manifest of the version in `folder` with a threshold that reaches the goal on `calibration`."""
+    if manifest.pipeline is not None:
+        raise BuildError(
+            f"{name_of(manifest)} has a pipeline, and calibration runs the artefacts alone: write the section "
+            "`confidence` by hand, for an output of the pipeline"
+        )
     edge, pool = variants_of(manifest)
     how = _how(manifest, wishes)
     outputs = tuple(spec.name for spec in manifest.outputs)

@@ -54,6 +54,7 @@ async def _measured(
     models: Repository, manifest: Manifest, variant: Variant, threads: int, budget_s: float, on_point: OnPoint
 ) -> CostPoints:
     models.verify(manifest, variant)
+    manifest = manifest.of_model  # the artefact's own cost, as the others'
     outputs = tuple(spec.name for spec in manifest.outputs)
     async with WorkerProcess(f"measure/{variant.name}") as worker:
         artefact = models.artefact(manifest, variant)

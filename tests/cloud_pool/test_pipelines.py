@@ -1,0 +1,124 @@
+"""A pool that takes text: steps in a worker of the model's own, and the model in batches with others' requests."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from cloud_pool.app import PoolApp
+from cloud_pool.config import PoolConfig
+from tests.support.models.pipelines import expected_probabilities, wat_of_the_docs, weather_repository
+from tidegate import clock
+from tidegate.arrays import array_to_tensor, tensor_to_array
+from tidegate.config import load
+from tidegate.models.manifest import Batching
+from tidegate.outcome import DeadlineExceeded, InvalidRequest, Overloaded, Unreachable
+from tidegate.runtime.process import StartError
+from tidegate.types import Call, Datatype, InferRequest, Reply
+
+pytestmark = pytest.mark.slow
+wasmtime = pytest.importorskip("wasmtime")
+WITH_MODULES = {"steps": {"wasm": True}}
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    modules = {name: bytes(wasmtime.wat2wasm(text)) for name, text in wat_of_the_docs().items()}
+    weather_repository(tmp_path / "models", modules)
+    return tmp_path / "models"
+
+
+@asynccontextmanager
+async def pool(models: Path, **keys: Any) -> AsyncIterator[PoolApp]:
+    defaults: dict[str, Any] = {"grpc_port": 0, "model_repository": models, "warmup_budget_s": 0.5, "device": "cpu"}
+    async with PoolApp(load(PoolConfig, **(defaults | keys)), draw=lambda: 0.1) as app:
+        yield app
+
+
+async def asked(app: PoolApp, *texts: str | bytes, budget_s: float = 30.0) -> Reply:
+    array = np.empty(len(texts), object)
+    array[:] = [text if isinstance(text, bytes) else text.encode() for text in texts]
+    request = InferRequest("weather", (array_to_tensor("text", array, Datatype.BYTES),))
+    return await app.host.infer(Call(request, "oip-grpc", clock.now(), clock.now() + budget_s))
+
+
+def outputs(reply: Reply) -> dict[str, Any]:
+    return {tensor.name: tensor_to_array(tensor) for tensor in reply.response.outputs}
+
+
+async def eventually(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30.0):
+        while not what():
+            await clock.sleep(0.01)
+
+
+async def test_texts_of_many_callers_share_batches_and_each_has_its_own_answer(models: Path) -> None:
+    texts = ["calm tide", "the storm of 1953", "calm " * 20, "tide", "x y"]
+    async with pool(models, **WITH_MODULES) as app:
+        replies = await asyncio.gather(*(asked(app, text) for text in texts))
+        for text, reply in zip(texts, replies, strict=True):
+            found = outputs(reply)["probabilities"]
+            np.testing.assert_allclose(found, expected_probabilities(text), rtol=1e-5)
+        assert outputs(await asked(app, *texts))["label"].tolist() == [
+            outputs(reply)["label"][0].tolist() for reply in replies
+        ]
+        (offer,) = app.host.offers()
+        points = offer.variants[0].cost
+        assert points[0][0] == 1.0 and len(points) >= 2
+        manifest = app.host.manifest("weather")
+        assert [spec.name for spec in manifest.inputs] == ["text"]
+
+
+async def test_what_a_step_refuses_is_its_callers_and_late_is_late(models: Path) -> None:
+    async with pool(models, **WITH_MODULES) as app:
+        refused, late, answered = await asyncio.gather(
+            asked(app, b"\xff"), asked(app, "calm", budget_s=-0.1), asked(app, "calm"), return_exceptions=True
+        )
+        assert isinstance(refused, InvalidRequest) and "step tokenize (tokenizer.json)" in refused.message
+        assert isinstance(late, DeadlineExceeded)
+        assert isinstance(answered, Reply) and outputs(answered)["label"].tolist() == [[b"smooth"]]
+
+
+async def test_no_more_requests_wait_for_steps_than_for_the_model(tmp_path: Path) -> None:
+    modules = {name: bytes(wasmtime.wat2wasm(text)) for name, text in wat_of_the_docs().items()}
+    batching = Batching(max_batch_size=8, max_queue_size=2, pad_axis="sequence")
+    weather_repository(tmp_path / "models", modules, batching=batching)
+    async with pool(tmp_path / "models", **WITH_MODULES) as app:
+        replies = await asyncio.gather(*(asked(app, "calm") for _ in range(40)), return_exceptions=True)
+        answered = [reply for reply in replies if isinstance(reply, Reply)]
+        assert answered and all(outputs(reply)["label"].tolist() == [[b"smooth"]] for reply in answered)
+        refused = [reply for reply in replies if isinstance(reply, Overloaded)]
+        assert len(refused) == 40 - len(answered) > 0
+        assert outputs(await asked(app, "calm"))["label"].tolist() == [[b"smooth"]]
+
+
+async def test_the_steps_worker_is_started_again_when_it_dies(models: Path) -> None:
+    async with pool(models, **WITH_MODULES) as app:
+        children = psutil.Process().children()
+        workers = [child.pid for child in children if "tidegate.workers.child" in child.cmdline()]
+        (steps,) = [model for model in app.host.models if model.ready]
+        for pid in workers:  # both workers of the pool: that of the steps and that of the batches
+            os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: not steps.ready)
+        with pytest.raises(Unreachable, match="the steps of model 'weather:1' are loading here"):
+            await asked(app, "calm", budget_s=0.2)
+        await eventually(lambda: steps.ready)
+        assert outputs(await asked(app, "calm"))["label"].tolist() == [[b"smooth"]]
+
+
+async def test_a_pool_that_may_not_or_cannot_run_steps_says_which_key(models: Path) -> None:
+    with pytest.raises(StartError, match=r"key 'steps\.wasm' is false"):
+        async with pool(models):
+            pass
+    with pytest.raises(StartError, match="a pool serves only where its models are fixed: leave out the key 'model_co"):
+        async with pool(models, model_control="explicit", **WITH_MODULES):
+            pass
