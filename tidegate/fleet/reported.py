@@ -131,6 +131,7 @@ class Reported(msgspec.Struct, frozen=True, omit_defaults=True):
         accepted: by scope ("device/NAME", "group/NAME"), the revision that is in force.
         groups: the groups whose documents apply to it, so that operators can select its like.
         configuration: None: its agent is one that cannot be configured from outside.
+        takes_rollouts: False of a device that accepts no documents and reports its configuration alone.
     """
 
     device: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}\Z")] = field(name="dev")
@@ -142,4 +143,5 @@ class Reported(msgspec.Struct, frozen=True, omit_defaults=True):
     refused: Annotated[tuple[DocumentRefusal, ...], Meta(max_length=32)] = ()
     groups: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=16)] = ()
     configuration: ConfigurationReport | None = field(name="conf", default=None)
+    takes_rollouts: bool = field(name="roll", default=True)
     v: Literal[1] = field(default_factory=lambda: 1)

@@ -144,12 +144,12 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Setting]:
             )
         if why := known.wrong(value):
             raise SettingRefused(f"key {key!r} = {_shown(value)}: {why}")
-    return {key: _canonical(settings[key]) for key in sorted(settings)}
+    return {key: canonical_setting(settings[key]) for key in sorted(settings)}
 
 
 def settings_digest(settings: Settings) -> str:
     """What settings are told apart by: 16 hexadecimal digits, the same for equal settings."""
-    return digest_of(canonical({key: _canonical(value) for key, value in settings.items()}))[:_DIGEST_DIGITS]
+    return digest_of(canonical({key: canonical_setting(value) for key, value in settings.items()}))[:_DIGEST_DIGITS]
 
 
 def keys_that_apply(settings: Settings, when: Applies) -> tuple[str, ...]:
@@ -157,7 +157,8 @@ def keys_that_apply(settings: Settings, when: Applies) -> tuple[str, ...]:
     return tuple(sorted(key for key in settings if key in DEVICE_KEYS and DEVICE_KEYS[key].applies == when))
 
 
-def _canonical(value: Any) -> Setting:
+def canonical_setting(value: Any) -> Setting:
+    """A value in the one way in which it is written: whole numbers without a point."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
