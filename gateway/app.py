@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import grpc
 import structlog
@@ -82,10 +83,10 @@ from gateway.operate.admin_routes import admin_middlewares, operator_routes, req
 from gateway.operate.agreement_report import agreement_families, agreement_routes, drift_conditions
 from gateway.operate.cache_report import cache_families, cache_json
 from gateway.operate.configuration_report import (
-    FileRefusals,
     configuration_conditions,
     configuration_families,
     configuration_json,
+    file_conditions,
 )
 from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.model_routes import model_routes
@@ -259,7 +260,6 @@ class Gateway:
         self._keeper = self._keeper_side() if part is not None and part.is_keeper else None
         self._worker = self._worker_side(part) if part is not None and not part.is_keeper else None
         self._handed_over = False
-        self._file_refusals = FileRefusals()
         self._shipping: DeliveryService | None = None  # once there is a broker to reach devices by
         self._stack = AsyncExitStack()
         self._connect_observers()
@@ -789,7 +789,7 @@ class Gateway:
             *store_conditions(self.store),
             *drifts,
             *(configuration_conditions(self._shipping.rollouts.drift, now) if self._shipping is not None else ()),
-            *self._file_refusals.conditions(self.directory.devices(), now),
+            *(file_conditions(self.register.refused_files) if self.register is not None else ()),
             *of_this,
         ]
 

@@ -5,13 +5,12 @@ As part of `GET /v1/state`, as conditions, and as a metric. Each device's own se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from prometheus_client.metrics_core import Metric
 
 from gateway.core.versions.configuration_drift import DriftWatch
-from gateway.fleet_sync.freshness import DeviceView
 from gateway.observe.conditions import OtherCondition
 from tidegate.metrics.families import gauge
 
@@ -37,31 +36,10 @@ def configuration_conditions(drift: DriftWatch, now: float) -> list[OtherConditi
     ]
 
 
-class FileRefusals:
-    """Mutable: since when devices have reported that they refuse their own files of settings."""
-
-    def __init__(self) -> None:
-        self._since: dict[str, float] = {}
-
-    def conditions(self, views: Sequence[DeviceView], now: float) -> list[OtherCondition]:
-        """A condition for each, of devices that are alive."""
-        refused = {
-            view.name: view.reported.configuration.file
-            for view in views
-            if view.freshness.is_usable
-            and view.reported is not None
-            and view.reported.configuration is not None
-            and view.reported.configuration.file
-        }
-        shown = dict(list(refused.items())[:MOST_SHOWN])
-        self._since = {device: self._since.get(device, now) for device in shown}
-        return [
-            OtherCondition(f"edge/{device}", "device_file_refused", self._since[device], words)
-            for device, words in shown.items()
-        ]
-
-    def __repr__(self) -> str:
-        return f"<FileRefusals {', '.join(self._since) or 'none'}>"
+def file_conditions(refused: Mapping[str, tuple[float, str]]) -> list[OtherCondition]:
+    """A condition for each device that refuses its own file of settings: by device, since when and why."""
+    shown = list(refused.items())[:MOST_SHOWN]
+    return [OtherCondition(f"edge/{device}", "device_file_refused", since, words) for device, (since, words) in shown]
 
 
 def configuration_families(drift: DriftWatch) -> Iterable[Metric]:

@@ -7,8 +7,8 @@ Each turn runs in this order, which is what makes it survive a kill:
 
     reports and decision (core) → journal what changed → publish the newest document of each device
 
-A configuration's rollout differs in what devices report and in nothing else; afterwards the same turns compare what they
-have with what is desired, and send a document again (`gateway/core/versions/configuration_drift.py`).
+A configuration's rollout differs in what devices report and in nothing else; afterwards the same turns compare what
+they have with what is desired, and send a document again (`gateway/core/versions/configuration_drift.py`).
 
 Documents are retained and published again in each session with the broker, since a broker may have lost all of them;
 the session's outbox sets the pace. A device's newest document is the one of the greatest revision that any rollout has
