@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -351,7 +351,14 @@ class EdgeApp:
                 sandbox_parts(config.sandbox),
                 self._generated,
                 self._loop_lag,
+                self._configuration_families,
             )
+
+    def _configuration_families(self) -> Iterable[Any]:
+        # With prometheus-client, which is needed only where a port is configured.
+        from edge_agent.configuration.families import configuration_families
+
+        return configuration_families(self._configuration)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES

@@ -1,8 +1,9 @@
 """A small file that another process writes is read again within a second of a change.
 
 A poll of the file's stamp (inode, size, times of content and rights) finds a file that was put in place of another one
-as well as one that was written to, on any file system, without a watch that can be lost. A file that cannot be read leaves what was read before
-as it is, and is logged once: a typo must neither let every caller in nor shut every caller out.
+as well as one that was written to, on any file system, without a watch that can be lost. A file that cannot be read
+leaves what was read before as it is, and is logged once: a typo must neither let every caller in nor shut every caller
+out.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ Examples:
 @click.option("--watch", type=Duration(min_s=1, max_s=86_400), default="60s", show_default=True,
               help="Time for which a device must do well before it keeps the settings.")  # fmt: skip
 @click.option("--local-changes", type=click.Choice(["show", "undo"]), default="show", show_default=True,
-              help="What becomes of settings changed on a device by hand: undo shows them for a minute first.")  # fmt: skip
+              help="Settings changed on a device by hand stay, or are undone after a minute.")  # fmt: skip
 @click.option("--replace", "replace_unsigned", is_flag=True,
               help="Leave out models that documents of foreign keys name.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check the file and say what would be done; needs no key.")
