@@ -75,7 +75,7 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     former: Kept | None = None
     at_start: tuple[str, ...] = ()
     trying: Kept | None = None
-    watch_s: Annotated[float, Meta(ge=1, le=86_400)] = 60.0
+    watch_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
     watched_s: float = 0.0
     starts: int = 0
     before: DeviceStanding = DeviceStanding()
