@@ -38,7 +38,7 @@ class ConfigurationFile:
         try:
             with self.path.open("rb") as file:
                 record = msgspec.json.decode(file.read(_MAX_BYTES), type=ConfigurationRecord)
-            for settings in (record.in_force, record.former, record.trying, record.local):
+            for settings in (record.in_force, record.former, record.trying, record.desired, record.local):
                 checked(settings or {})  # an agent of another version may know other keys
             return record
         except FileNotFoundError:

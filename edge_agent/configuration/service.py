@@ -179,7 +179,7 @@ class ConfigurationService:
 
     async def _turn(self, now: float) -> None:
         undo = self._may_undo("file", self._local, now, undone=self._record.undone)
-        wanted = merged(self._desired, self._local, undo=undo)
+        wanted = merged(self._wished, self._local, undo=undo)
         self._trouble = self.why_not(wanted) or self._why_later(wanted)
         record = self._noted(undo=undo)
         await self._become(record if self._trouble else begun(record, wanted, self._watch_s, self._standing()))
@@ -194,7 +194,8 @@ class ConfigurationService:
         record = self._record
         if self._desired is not None:
             record = asked_by(record, f"{self._desired.scope} {self._desired.revision}")
-        if undo and (against := overridden(self._desired, self._local)):
+            record = replace(record, desired=dict(self._desired.settings))
+        if undo and (against := overridden(self._wished, self._local)):
             record = replace(record, undone=settings_digest(against))
         return record if self._own.problem else replace(record, local=dict(self._own.settings))
 
@@ -278,6 +279,13 @@ class ConfigurationService:
         return self._record.local if self._own.problem else self._own.settings
 
     @property
+    def _wished(self) -> DesiredSettings | None:
+        """What the documents desire, or last did: one that says nothing of settings changes none."""
+        if self._desired is not None or self._record.desired is None:
+            return self._desired
+        return DesiredSettings(self._record.desired, FILE_WATCH_S, "show", "", 0)
+
+    @property
     def _watch_s(self) -> float:
         return FILE_WATCH_S if self._desired is None else self._desired.watch_s
 
@@ -291,16 +299,16 @@ class ConfigurationService:
         return tuple(key for key in starting if wanted[key] != self._started_with.get(key))
 
     def _may_undo(self, where: str, local: Settings, now: float, *, undone: str = "") -> bool:
-        digest = settings_digest(overridden(self._desired, local))
+        digest = settings_digest(overridden(self._wished, local))
         if digest != self._against.get(where, ("", 0.0))[0]:
             self._against[where] = digest, now
-        return may_undo(self._desired, local, shown_s=now - self._against[where][1], undone=undone)
+        return may_undo(self._wished, local, shown_s=now - self._against[where][1], undone=undone)
 
     def _by_hand(self) -> Mapping[str, Setting]:
         """Settings that were changed in the running agent itself, against what is desired."""
         own = settings_of(self._config)
         found = {key: value for key, value in self._actual().items() if own.get(key) != value}
-        return overridden(self._desired, found)
+        return overridden(self._wished, found)
 
     def _own_changed(self, own: DeviceFile) -> None:
         if own.problem and own.problem != self._own.problem:
@@ -318,11 +326,13 @@ class ConfigurationService:
             self._on_change()
 
     def _reported(self) -> ConfigurationReport:
-        desired, record = self._desired, self._record
+        desired, record = self._wished, self._record
         in_force = {**settings_of(self._config), **self._actual()}
         undo = may_undo(desired, self._local, shown_s=0.0, undone=record.undone)
         wanted = merged(desired, self._local, undo=undo)
-        is_news = desired is not None and record.asked != f"{desired.scope} {desired.revision}"
+        is_news = (
+            self._desired is not None and desired is not None and record.asked != f"{desired.scope} {desired.revision}"
+        )
         returned = "" if is_news else record.why_refused(wanted)  # a new document may ask once more
         state = self._state(wanted, returned)
         target = settings_of(self._target(record.in_force))

@@ -66,6 +66,7 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         watched_s: how long they have been, of `watch_s`; starts: of the agent meanwhile.
         before: how the device did when the trial began.
         refused: why settings were taken back, by their digest, the oldest first.
+        desired: what documents last desired; where none says anything of settings any more, that stays.
         local: the device's own file of settings, as it was when it could last be read.
         undone: digest of the settings of that file that were shown, and then overridden.
         asked: scope and revision of the newest document; another one may ask again for what was taken back.
@@ -80,6 +81,7 @@ class ConfigurationRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     starts: int = 0
     before: DeviceStanding = DeviceStanding()
     refused: dict[str, str] = {}
+    desired: Kept | None = None
     local: Kept = {}
     undone: str = ""
     asked: str = ""

@@ -1,4 +1,4 @@
-"""A configuration on its way through a fleet: the gateway's waves and the devices' trials together, whatever happens."""
+"""A configuration on its way through a fleet: the gateway's waves and the devices' trials, whatever happens."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from gateway.core.versions.canary import (
     RolloutSpec,
 )
 from tidegate.fleet.reported import ConfigurationReport, Reported, RolloutState
-from tidegate.rollout.device_settings import settings_digest
+from tidegate.rollout.device_settings import Setting, settings_digest
 
 DEVICES = tuple(f"kiosk-{number}" for number in range(8))
-OLD, NEW = {"nice": 1}, {"nice": 9}
+OLD: dict[str, Setting] = {"nice": 1}
+NEW: dict[str, Setting] = {"nice": 9}
 FORWARD, BACK = 7, 8
 WATCH_S = 10.0
 

@@ -17,6 +17,7 @@ from edge_agent.configuration.record_file import FILE_NAME, ConfigurationFile
 from edge_agent.configuration.service import ConfigurationService, NotNow
 from edge_agent.core.configuration_trial import ConfigurationRecord, DeviceStanding
 from tests.support.edge.rollouts import eventually
+from tidegate.config import load
 from tidegate.fleet.reported import RolloutState
 from tidegate.rollout.desired import DesiredSettings
 from tidegate.rollout.device_settings import SettingRefused
@@ -58,8 +59,8 @@ class Agent:
 
 
 def base(folder: Path, **keys: Any) -> EdgeConfig:
-    return EdgeConfig(
-        name="kiosk-1", state_dir=folder / "state", device_file=folder / "mounted" / "device.yaml", **keys
+    return load(
+        EdgeConfig, name="kiosk-1", state_dir=folder / "state", device_file=folder / "mounted" / "device.yaml", **keys
     )
 
 
@@ -158,6 +159,22 @@ async def test_a_document_is_tried_kept_and_there_after_a_start(tmp_path: Path) 
         assert service.report.differs == ()
 
 
+async def test_documents_that_fall_silent_change_nothing_and_an_empty_one_takes_all_back(tmp_path: Path) -> None:
+    mount(tmp_path, "")
+    agent = Agent(base(tmp_path))
+    async with served(agent) as service:
+        service.desire(desired(1, max_queue_size=9))
+        await eventually(is_settled(service, 1, RolloutState.COMMITTED))
+        service.desire(None)
+        await eventually(lambda: service.report.revision == 0)
+        assert agent.config.max_queue_size == 9
+    async with served(agent) as service:
+        assert agent.config.max_queue_size == 9
+        service.desire(desired(2))
+        await eventually(is_settled(service, 2, RolloutState.COMMITTED))
+        assert agent.config.max_queue_size == 64
+
+
 async def test_a_device_that_is_unwell_goes_back_and_tries_again_only_for_another_document(tmp_path: Path) -> None:
     mount(tmp_path, "")
     agent = Agent(base(tmp_path))
@@ -228,7 +245,7 @@ async def test_changes_by_hand_are_shown_and_stay_unless_the_document_undoes_the
         service.desire(desired(2, local="undo", max_queue_size=9, log_level="warning"))
         await eventually(lambda: service.report.revision == 2 and service.report.differs != ())
         await eventually(lambda: service.report.differs == ())
-        assert (agent.config.max_queue_size, agent.log_level) == (9, None)
+        assert agent.config.max_queue_size == 9 and agent.actual() == {"log_level": "warning"}
     async with served(agent) as service:
         assert agent.config.max_queue_size == 9, "a start shows nothing anew"
 
@@ -265,5 +282,5 @@ def test_a_damaged_record_and_settings_that_no_longer_fit_do_not_keep_the_agent_
 
 
 def test_an_agent_that_nobody_may_change_reads_and_writes_nothing(tmp_path: Path) -> None:
-    assert boot_configuration(EdgeConfig(state_dir=tmp_path / "state")) is None
+    assert boot_configuration(load(EdgeConfig, state_dir=tmp_path / "state")) is None
     assert not (tmp_path / "state").exists()

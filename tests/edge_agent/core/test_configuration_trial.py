@@ -25,9 +25,10 @@ from edge_agent.core.configuration_trial import (
 )
 from tidegate.fleet.reported import SettingDifference
 from tidegate.rollout.desired import DesiredSettings
-from tidegate.rollout.device_settings import settings_digest
+from tidegate.rollout.device_settings import Setting, settings_digest
 
-OLD, NEW = {"nice": 1}, {"nice": 5, "max_queue_size": 7}
+OLD: dict[str, Setting] = {"nice": 1}
+NEW: dict[str, Setting] = {"nice": 5, "max_queue_size": 7}
 WELL = DeviceStanding(ready=("digits",), served=("digits",))
 
 
