@@ -23,9 +23,9 @@ from tidegate.fleet.reported import (
     SettingDifference,
 )
 from tidegate.rollout.desired import DesiredConfiguration
-from tidegate.rollout.device_settings import settings_digest
+from tidegate.rollout.device_settings import Setting, settings_digest
 
-SETTINGS = {"nice": 3, "slots": 2}
+SETTINGS: dict[str, Setting] = {"nice": 3, "slots": 2}
 DESIRED = DesiredHere.of(7, DesiredConfiguration(SETTINGS))
 SCOPE = "device/kiosk-1"
 S = ConfigurationState
