@@ -211,7 +211,8 @@ class Reporting:
     def _rollouts_due_at(self, state: AgentState) -> float:
         """When the rollouts should be reported next; infinity when nothing about them is new."""
         told, found = self._told_rollouts, state.rollouts
-        if state.configuration is not None and state.configuration != self._told_configuration:
+        told_settings, settings = self._told_configuration, state.configuration
+        if settings is not None and settings is not told_settings and settings != told_settings:
             return -inf
         if found is None or found is told or found == told:
             return inf

@@ -324,6 +324,7 @@ class RolloutController:
     async def _turn(self) -> None:
         if not await self._conducts():
             self._active = False
+            self.drift.look({}, (), clock.now())  # what it knows is the conductor's to say
             return
         now = clock.now()
         passed_s = self._passed_s(now)

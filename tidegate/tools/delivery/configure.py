@@ -90,6 +90,11 @@ def configure(group: str, file: Path, admin: str, as_json: bool, **given: Any) -
     FILE has keys of the agent's configuration, as far as they may change; it replaces what was desired before, and an
     empty one takes all back. GROUP: as devices have it in `rollout.groups`; `all` means every device.
     """
+    if given["watch"] >= given["deadline"]:
+        raise click.UsageError(
+            f"--watch {printed_duration(given['watch'])} is not less than --deadline "
+            f"{printed_duration(given['deadline'])}: no device could keep the settings in time"
+        )
     configuration = DesiredConfiguration(settings_in(file), given["watch"], given["local_changes"])
     gateway = Admin(admin, within_s=60.0)
     report = shipping(gateway)

@@ -160,6 +160,8 @@ def test_a_dry_run_says_who_would_be_asked_and_signs_nothing(tmp_path: Path, mon
     assert "2 devices would be asked, 1 of them when they are back" in plain.output
     as_json = json.loads(CliRunner().invoke(configure, ["kiosks", str(file), "--dry-run", "--json"]).output)
     assert (as_json["ask"], as_json["applies"]["nice"]) == (["k1", "k2"], "worker")
+    late = CliRunner().invoke(configure, ["kiosks", str(file), "--dry-run", "--watch", "2h", "--deadline", "1h"])
+    assert late.exit_code == 2 and "is not less than --deadline 60 min" in late.output
     refused = CliRunner().invoke(configure, ["kiosks", str(file)])
     assert refused.exit_code == 2 and "--key is needed" in refused.output
 
