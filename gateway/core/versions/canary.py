@@ -233,6 +233,8 @@ class CanaryRollout:
         revisions = self.spec.revisions[device]
         wanted, scope = revisions.forward if forward else revisions.back, f"device/{device}"
         refusal = next((one for one in reported.refused if (one.scope, one.revision) == (scope, wanted)), None)
+        if reported.accepted.get(scope, 0) >= wanted:
+            refusal = None  # it has this one: the refused one was another's, sent under its number
         report = _report_of(self.spec, reported)
         if refusal is not None:
             part.step, part.reason = (

@@ -90,10 +90,11 @@ def compared(device: str, desired: DesiredHere, reported: Reported | None) -> Co
             S.UNKNOWN, "it has reported no configuration: its agent is an older one, or takes no documents"
         )
     scope = f"device/{device}"
-    for refusal in reported.refused:
-        if (refusal.scope, refusal.revision) == (scope, desired.revision):
-            return Comparison(S.REFUSED, refusal.reason)
     accepted = reported.accepted.get(scope, 0)
+    for refusal in reported.refused:
+        # One of the revision that it follows is another's, sent under this one's number.
+        if (refusal.scope, refusal.revision) == (scope, desired.revision) and accepted < desired.revision:
+            return Comparison(S.REFUSED, refusal.reason)
     if accepted > desired.revision:
         return Comparison(S.UNKNOWN, f"it follows revision {accepted}; the newest here is {desired.revision}")
     if accepted < desired.revision or (report.scope, report.revision) != (scope, desired.revision):

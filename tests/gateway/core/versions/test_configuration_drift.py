@@ -56,6 +56,7 @@ def reported(
             S.REFUSED,
             "configuration: key 'x'",
         ),
+        (reported(refused=(DocumentRefusal(SCOPE, "scope: it is for device/x", 7),)), S.IN_SYNC, ""),
         (
             reported(in_force={"nice": 3}, differs=(SettingDifference("slots", 1, "start"),)),
             S.PENDING,
