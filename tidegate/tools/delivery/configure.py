@@ -23,6 +23,7 @@ from tidegate.rollout.desired import DesiredConfiguration
 from tidegate.rollout.device_settings import DEVICE_KEYS, SettingRefused, checked, flattened
 from tidegate.rollout.root_chain import read_chain
 from tidegate.runtime.duration import Duration, printed_duration
+from tidegate.storage import audit_log
 from tidegate.storage.bounded_yaml import TooMuch, compose, construct
 from tidegate.tools.delivery.cli import signing_key
 from tidegate.tools.delivery.configuration_order import (
@@ -115,6 +116,11 @@ def configure(group: str, file: Path, admin: str, as_json: bool, **given: Any) -
             f"all {len(chosen.have_it)} devices have these settings" if chosen.have_it else _left_out(chosen)
         )
     begun = gateway.post("/v1/rollouts", _order(group, configuration, chosen, given))
+    trail = audit_log.beside(given["keys"][0])
+    audit_log.note(
+        trail, "settings-rollout-started", id=begun["id"], group=group,
+        settings=configuration.settings, devices=len(chosen.ask), gateway=gateway.address,
+    )  # fmt: skip
     if chosen.have_it and not as_json:
         click.echo(f"{len(chosen.have_it)} devices have them already")
     follow(gateway, begun, as_json=as_json, detach=given["detach"])
