@@ -101,6 +101,7 @@ class ConfigurationService:
         self._on_change = on_change
         self._desired: DesiredSettings | None = None
         self._against: dict[str, tuple[str, float]] = {}  # where by hand → digest of what was changed, and since when
+        self._again = False  # a document came, maybe the same once more
         self._looked_at: float | None = None  # at the trial
         self._unwell_since: float | None = None
         self._well_since: float | None = None
@@ -129,6 +130,7 @@ class ConfigurationService:
     def desire(self, desired: DesiredSettings | None) -> None:
         """Take in what the documents desire now; the same again repairs what has drifted."""
         self._desired = None if desired is None else changed(desired, settings=checked(desired.settings))
+        self._again = True
         self._tell()
         self._news.set()
 
@@ -185,9 +187,17 @@ class ConfigurationService:
         await self._become(record if self._trouble else begun(record, wanted, self._watch_s, self._standing()))
         if self._record.trying is not None:
             await self._judge(now)
-        elif self._may_undo("agent", self._by_hand(), now) and self._by_hand():
+        elif self._strays(now):
             await self._put_in_force()
+        self._again = False
         self._tell()
+
+    def _strays(self, now: float) -> bool:
+        """Whether the agent works with something that neither record nor device asks for, and that may be mended."""
+        by_hand = self._by_hand()
+        if by_hand and self._may_undo("agent", by_hand, now):
+            return True
+        return self._again and any(one.why == "" for one in self._reported().differs)
 
     def _noted(self, *, undo: bool) -> ConfigurationRecord:
         """The record with what is to be remembered of documents and file."""

@@ -11,8 +11,8 @@ A device reports digests of what is in force, so the comparison needs neither it
 devices are compared for which this gateway has a document with a configuration.
 
 Repair is sending again, never a restart: a document that was lost on its way is accepted then, and an agent that has
-it puts its settings in force once more, as far as the document lets it undo changes by hand. Sent again is after
-`REPAIR_S`, and then ever more rarely, since what did not help once seldom helps at once.
+it puts its settings in force once more. Changes by hand that the document lets stand are left alone. Sent again is
+after `REPAIR_S`, and then ever more rarely, since what did not help once seldom helps at once.
 
 Pure, but for its own memory; `look` costs a comparison for each device whose report or document is another than before.
 """
@@ -81,6 +81,7 @@ class Comparison:
     state: ConfigurationState
     evidence: str = ""
     accepted: bool = True  # whether the device follows this gateway's document
+    by_hand: bool = False  # whether all that differs was changed on the device
 
 
 def compared(device: str, desired: DesiredHere, reported: Reported | None) -> Comparison:
@@ -119,7 +120,9 @@ def _of_report(desired: DesiredHere, report: ConfigurationReport) -> Comparison:
     settings = desired.configuration.settings
     words = [f"{one.key} is {one.value!r} instead of {settings[one.key]!r}" for one in others[:_NAMED]]
     more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    return Comparison(S.DRIFTED, f"by hand: {', '.join(words)}{more}" if words else "other settings are in force")
+    by_hand = bool(others) and all(one.why == "hand" for one in others)
+    said = f"{', '.join(words)}{more}" if words else "other settings are in force"
+    return Comparison(S.DRIFTED, f"by hand: {said}" if by_hand else said, by_hand=by_hand)
 
 
 @dataclass(slots=True)
@@ -137,7 +140,8 @@ class _WatchedDevice:
         self.found = found
 
     def is_due(self, now: float) -> bool:
-        mends = self.found.state is S.DRIFTED or not self.found.accepted
+        stays = self.found.by_hand and self.desired.configuration.local == "show"
+        mends = (self.found.state is S.DRIFTED and not stays) or not self.found.accepted
         return mends and now >= self.send_at
 
     def sent(self, now: float) -> None:

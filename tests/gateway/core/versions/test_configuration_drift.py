@@ -99,7 +99,8 @@ def test_it_is_sent_again_ever_more_rarely_and_only_where_that_may_help() -> Non
     sent = [now for now in range(400) if look(watch, drifted, float(now))]
     assert sent == [REPAIR_S, 3 * REPAIR_S, 7 * REPAIR_S]
 
-    for report in (reported(), reported("rolled_back"), reported("active"), reported(accepted=8)):
+    shown = reported(in_force={"nice": 9}, differs=(SettingDifference("nice", 9, "hand"),))
+    for report in (reported(), reported("rolled_back"), reported("active"), reported(accepted=8), shown):
         watch = DriftWatch()
         assert not any(look(watch, report, float(now)) for now in range(0, 400, 10))
     watch = DriftWatch()

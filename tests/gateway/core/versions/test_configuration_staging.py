@@ -101,7 +101,7 @@ happening = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(
     st.lists(happening, max_size=30),
     st.sets(st.sampled_from(DEVICES)),

@@ -73,7 +73,7 @@ def controller(folder: Path, broker: Broker) -> RolloutController:
 
 def order() -> bytes:
     spec = {"id": "configuration-kiosks-1", "waves": (0.5, 1.0), "success_ratio": 1.0, "max_errors": 0}
-    terms = ConfigurationTerms(DesiredConfiguration(SETTINGS), 1, 2_000_000_000)
+    terms = ConfigurationTerms(DesiredConfiguration(SETTINGS, local="undo"), 1, 2_000_000_000)
     return make_configuration_order(spec, [ListedDevice(name, "fresh", 0) for name in NAMES], terms, SIGNING)
 
 
