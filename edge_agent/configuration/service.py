@@ -129,7 +129,10 @@ class ConfigurationService:
 
     def desire(self, desired: DesiredSettings | None) -> None:
         """Take in what the documents desire now; the same again repairs what has drifted."""
-        self._desired = None if desired is None else changed(desired, settings=checked(desired.settings))
+        # One that was accepted by an agent of another version may not be fit for this one: the next turn says so.
+        if desired is not None and not self.why_not(desired.settings):
+            desired = changed(desired, settings=checked(desired.settings))
+        self._desired = desired
         self._again = True
         self._tell()
         self._news.set()
@@ -204,7 +207,8 @@ class ConfigurationService:
         record = self._record
         if self._desired is not None:
             record = asked_by(record, f"{self._desired.scope} {self._desired.revision}")
-            record = replace(record, desired=dict(self._desired.settings))
+            if not self.why_not(self._desired.settings):
+                record = replace(record, desired=dict(self._desired.settings))
         if undo and (against := overridden(self._wished, self._local)):
             record = replace(record, undone=settings_digest(against))
         return record if self._own.problem else replace(record, local=dict(self._own.settings))

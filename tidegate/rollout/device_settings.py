@@ -28,6 +28,7 @@ Settings = Mapping[str, Setting]  # by key, sections with a dot: "store.max_rows
 Applies = Literal["now", "worker", "start"]
 MAX_SETTINGS: Final = 64
 MAX_TEXT: Final = 64
+MAX_EXACT: Final = 2**53 - 1  # what every parser of JSON reads as it was written; no key has any use for more
 _DIGEST_DIGITS: Final = 16
 _SHOWN: Final = 60
 
@@ -65,7 +66,7 @@ class DeviceKey:
             return "" if value in self.choices else f"it must be {self.in_words}"
         if not isinstance(value, int if self.kind is int else (int, float)) or not _is_finite(value):
             return f"it must be {self.in_words}"
-        fits = self.least <= value <= self.most and not (self.above_least and value == self.least)
+        fits = self.least <= value <= min(self.most, MAX_EXACT) and not (self.above_least and value == self.least)
         return "" if fits else f"it must be {self.in_words}"
 
     @property

@@ -250,6 +250,20 @@ async def test_changes_by_hand_are_shown_and_stay_unless_the_document_undoes_the
         assert agent.config.max_queue_size == 9, "a start shows nothing anew"
 
 
+async def test_a_document_that_another_version_of_the_agent_has_accepted_is_named_and_not_followed(
+    tmp_path: Path,
+) -> None:
+    mount(tmp_path, "")
+    agent = Agent(base(tmp_path))
+    async with served(agent) as service:
+        service.desire(desired(1, max_queue_size=9, from_the_future=1))
+        await eventually(is_settled(service, 1, RolloutState.FAILED))
+        assert "key 'from_the_future' = 1" in service.report.reason
+        assert agent.config.max_queue_size == 64
+    assert boot_configuration(agent.base) is not None
+    assert not (agent.base.state_dir / f"{FILE_NAME}.damaged").exists()
+
+
 async def test_a_disk_that_takes_nothing_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount(tmp_path, "")
     agent = Agent(base(tmp_path))

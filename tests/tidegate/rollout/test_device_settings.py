@@ -65,6 +65,8 @@ def test_nothing_that_leads_to_a_device_or_says_whom_it_trusts_can_be_changed(ke
         ("max_queue_size", "32", "a whole number"),
         ("max_queue_size", [1], "a whole number"),
         pytest.param("max_queue_size", 10**5000, "a whole number", id="more digits than Python writes"),
+        ("limits.max_held_bytes", 10**30, "a whole number from 65536"),
+        ("store.request_ttl_s", 1e300, "a number above 0"),
         ("hang_timeout_s", 0, "a number above 0 to 3600"),
         ("hang_timeout_s", float("nan"), "a number above 0"),
         ("min_battery", None, "a number from 0 to 1"),
