@@ -35,7 +35,7 @@ import msgspec
 import structlog
 
 from gateway.core.versions.canary import CanaryRollout, CanaryState, RolloutPhase, RolloutSpec
-from gateway.core.versions.configuration_drift import ConfiguredDevice, DesiredHere, DriftWatch
+from gateway.core.versions.configuration_drift import Comparison, ConfiguredDevice, DesiredHere, DriftWatch, compared
 from gateway.delivery.artifacts.store import ArtifactStore
 from gateway.delivery.rollouts.conductor_lease import ConductorLease, NotConducting
 from gateway.delivery.rollouts.journal import KEPT, RolloutJournal
@@ -294,6 +294,11 @@ class RolloutController:
                 f"model rollout {model} --version OTHER --key KEY`; or take the model away: `tidegate model rollback "
                 f"{held.order.spec.id} --leave-none`"
             )
+
+    def configured(self, view: DeviceView) -> Comparison | None:
+        """Return how a device's settings are to those of its newest document; None where it says nothing of them."""
+        desired = self._configured.get(view.name)
+        return None if desired is None else compared(view.name, desired, view.reported)
 
     def newest_revision(self, view: DeviceView) -> int:
         """Return the greatest revision that a device has accepted, or that a rollout here requests or reserves."""

@@ -127,7 +127,7 @@ def _part(waves: CanaryRollout, device: str, part: DeviceProgress) -> dict[str, 
 
 def _device(rollouts: RolloutController, view: DeviceView) -> dict[str, Any]:
     held = rollouts.document(view.name)
-    configuration = rollouts.drift.of(view.name)
+    configuration = rollouts.configured(view)
     return {
         "name": view.name,
         "freshness": str(view.freshness),

@@ -304,7 +304,7 @@ async def _answers() -> dict[str, Any]:
             document=lambda _: None,
             newest_revision=lambda _: 0,
             lease=SimpleNamespace(conductor="main"),
-            drift=_drifted(),
+            configured=lambda _: _drifted().of("kiosk"),
         )
         rollouts.all["ID"].advance(1.0)
         rollouts.all["ID"].pause("operator")

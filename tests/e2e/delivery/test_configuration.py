@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ pytestmark = [
 ]
 HOT, COOL = "kiosk-1", "kiosk-2"  # the first is asked first
 WITHIN_S = 90.0
+LOOK_S = 0.2  # a look is a command of the operator: more of them would cost more than all that is tested
 
 
 class Configured:
@@ -59,6 +61,7 @@ class Configured:
         return self.fleet.gateway.addresses["admin"]
 
     def configure(self, settings: dict[str, Any], *words: str) -> Result:
+        self.wait("no rollout is under way", lambda: self.phases() <= {"succeeded", "returned"})
         file = self.folder / "settings.yaml"
         file.write_text(yaml.safe_dump(settings))
         key = ("--key", str(self.folder / "operator.key"))
@@ -73,15 +76,31 @@ class Configured:
         assert found.exit_code == 0, found.output
         return {row["device"]: row for row in json.loads(found.stdout)["devices"]}
 
+    def read(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.admin}{path}", timeout=10) as answer:
+            return json.load(answer)
+
+    def phases(self) -> set[str]:
+        return {one["phase"] for one in self.read("/v1/rollouts")["rollouts"]}
+
+    def has(self, name: str, settings: dict[str, Any]) -> bool:
+        """Whether these settings are desired of a device, and in force there."""
+        row = self.rows()[name]
+        return bool(row["desired"] == settings and row["state"] == "in_sync")
+
     def told(self, name: str) -> dict[str, Any]:
         """What the agent itself says of its settings."""
         with urllib.request.urlopen(f"{self.fleet.part(name).addresses['http']}/v1/state", timeout=10) as answer:
             found: dict[str, Any] = json.load(answer)["configuration"]
             return found
 
-    def wait(self, what: str, true: Any) -> None:
+    def wait(self, what: str, true: Callable[[], bool]) -> None:
+        def looked() -> bool:
+            time.sleep(LOOK_S)
+            return true()
+
         try:
-            eventually(true, WITHIN_S, what)
+            eventually(looked, WITHIN_S, what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.rows()}\n{self.fleet.logs}") from None
 
@@ -138,12 +157,12 @@ def test_a_device_that_was_away_gets_its_settings_when_it_is_back(configured: Co
     away.stop()
     configured.wait("it is away", lambda: configured.rows()[COOL]["freshness"] == "dead")
     assert configured.configure({"max_queue_size": 11}, "--detach").exit_code == 0
-    configured.wait("the other one has them", lambda: configured.states()[HOT] == "in_sync")
+    configured.wait("the other one has them", lambda: configured.has(HOT, {"max_queue_size": 11}))
     assert configured.told(HOT)["state"] == "committed"
 
     away.start()
     away.wait_ready()
 
-    configured.wait("both have them", lambda: configured.states() == {HOT: "in_sync", COOL: "in_sync"})
-    with urllib.request.urlopen(f"{configured.admin}/v1/state", timeout=10) as answer:
-        assert json.load(answer)["configuration"]["devices"]["in_sync"] == 2
+    configured.wait("both have them", lambda: configured.has(COOL, {"max_queue_size": 11}))
+    assert configured.states() == {HOT: "in_sync", COOL: "in_sync"}
+    configured.wait("and are counted", lambda: configured.read("/v1/state")["configuration"]["devices"]["in_sync"] == 2)
