@@ -14,20 +14,25 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 import structlog
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from edge_agent.config import EdgeConfig
+from edge_agent.configuration.boot import BootConfiguration
+from edge_agent.configuration.running_parts import AnswerCounts, RunningParts, changed_by_others
+from edge_agent.configuration.service import ConfigurationService
 from edge_agent.core.device_conditions import Endurance
 from edge_agent.core.edge_queue import EdgeQueue
 from edge_agent.core.name_dispute import NameDispute
 from edge_agent.core.reporting import AgentState
 from edge_agent.delivery.deployment import Deployment
+from edge_agent.delivery.documents import TrustedDocuments
 from edge_agent.device.memory import MemoryWatch
 from edge_agent.device.sensors import Sensors
 from edge_agent.device.worker_priority import worker_starter
@@ -60,6 +65,7 @@ from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.health import HEALTH_SERVICE
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.http.server import OipRoutes, error_middleware
+from tidegate.rollout.desired import DesiredConfiguration
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.runtime.process import StartError
@@ -99,6 +105,7 @@ class EdgeApp:
     Args:
         draw: chance, uniform in [0, 1).
         on_progress: called with words for what a long start is at.
+        boot: what was found of settings that are changed from outside, over `config`; None: none are.
     """
 
     def __init__(
@@ -107,8 +114,14 @@ class EdgeApp:
         *,
         draw: Callable[[], float] = random.random,
         on_progress: Callable[[str], None] = lambda _: None,
+        boot: BootConfiguration | None = None,
     ) -> None:
-        self.config = config
+        self.config = config if boot is None else boot.config
+        config = self.config
+        self._boot_configuration = boot
+        self._configuration: ConfigurationService | None = None
+        self._queue: EdgeQueue | None = None
+        self._counts = AnswerCounts()
         self._held = BodyMemory(config.limits.max_held_bytes)
         self._texts: TextModels | None = None  # of models that generate, for callers in text
         self.addresses: dict[str, str] = {}
@@ -199,8 +212,8 @@ class EdgeApp:
         await self._stack.enter_async_context(self._saving)
         await self._stack.enter_async_context(self.offline)
         shares = FairShare(config.shares) if config.shares else None
-        queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots, shares=shares)
-        self._scheduler = await self._stack.enter_async_context(EdgeScheduler(queue, on_moved=self._tell_fleet))
+        self._queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots, shares=shares)
+        self._scheduler = await self._stack.enter_async_context(EdgeScheduler(self._queue, on_moved=self._tell_fleet))
         sensors = Sensors(config.sensors, metered=config.metered, on_change=self._tell_fleet)
         self._sensors = await self._stack.enter_async_context(sensors)
         self._host = EdgeHost(
@@ -210,7 +223,7 @@ class EdgeApp:
             epoch=lambda: self._epoch.current,
             exhausted=lambda: self._endurance.why_not(sensors.now),
             shares=ShareWeights(config.shares),
-            on_answered=models.answered,
+            on_answered=self._answered,
             traces=ServedTraces(f"edge/{config.name}", random.getrandbits, await self._collector()),
             on_missed=self._loop_lag.cost.missed,
         )
@@ -222,7 +235,11 @@ class EdgeApp:
         await self._stack.enter_async_context(models)
         await models.enter(self._host)
         await models.start(self._on_progress)
+        if self._boot_configuration is not None:
+            self._configuration = self._configured(self._boot_configuration)
         await models.begin()
+        if self._configuration is not None:
+            await self._stack.enter_async_context(self._configuration)
         if self._control is not None:
             self._stack.callback(self._token.withdraw)
             publish_token(self._token, self.addresses["grpc"], config.operator_token_file)
@@ -311,6 +328,7 @@ class EdgeApp:
             "disk": self._disk_trouble(),
             "name_taken": self._dispute.told(now),
             "loop_stalled": self._loop_lag.cost.evidence,
+            "configuration": None if self._configuration is None else to_builtins(self._configuration.report),
             **await self.offline.state(),
         }
 
@@ -333,7 +351,14 @@ class EdgeApp:
                 sandbox_parts(config.sandbox),
                 self._generated,
                 self._loop_lag,
+                self._configuration_families,
             )
+
+    def _configuration_families(self) -> Iterable[Any]:
+        # With prometheus-client, which is needed only where a port is configured.
+        from edge_agent.configuration.families import configuration_families
+
+        return configuration_families(self._configuration)
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
@@ -403,8 +428,15 @@ class EdgeApp:
             held_up_s=round(self._loop_lag.cost.held_up_s, 1),
         )
         conditions = self._memory.told(own)
-        rollouts = self.deployment.rollouts
-        return AgentState(host.offers(), self._urls(), host.load_report(), admission, conditions, rollouts)
+        return AgentState(
+            host.offers(),
+            self._urls(),
+            host.load_report(),
+            admission,
+            conditions,
+            rollouts=self.deployment.rollouts,
+            configuration=None if self._configuration is None else self._configuration.report,
+        )
 
     def _urls(self) -> tuple[str, ...]:
         """Where this device is reached: nowhere if it listens on every address, advertises none, and dials."""
@@ -469,7 +501,49 @@ class EdgeApp:
             tls=self._tls.client_context if self._tls else None,
             on_routed=self._announce,
             on_change=self._tell_fleet,
+            documents=self if self._boot_configuration is not None else None,
         )
+
+    def heard(self, documents: TrustedDocuments) -> None:
+        if self._configuration is not None:
+            self._configuration.desire(documents.configuration())
+
+    def why_not(self, configuration: DesiredConfiguration) -> str:
+        return "" if self._configuration is None else self._configuration.why_not(configuration.settings)
+
+    def _configured(self, boot: BootConfiguration) -> ConfigurationService:
+        assert self._queue is not None and self._sensors is not None
+        parts = RunningParts(
+            queue=self._queue,
+            endurance=self._endurance,
+            sensors=self._sensors,
+            held=self._held,
+            offline=self.offline,
+            deployment=self.deployment,
+            host=self.host,
+            counts=self._counts,
+        )
+
+        async def apply(config: EdgeConfig) -> None:
+            await parts.renewed(self.config, config, self._make_runners_by)
+            parts.bound(config)
+            self._announce()
+
+        return ConfigurationService(
+            boot,
+            apply=apply,
+            standing=parts.standing,
+            actual=changed_by_others,
+            busy=lambda: self.deployment.busy,
+            on_change=self._tell_fleet,
+        )
+
+    def _make_runners_by(self, config: EdgeConfig) -> None:
+        self.config, self._costs = config, _costs_of(config)
+
+    def _answered(self, runner: Runner, compute_s: float | None) -> None:
+        self._counts.record(compute_s)
+        self.deployment.answered(runner, compute_s)
 
     def _runner(self, entry: CatalogueEntry, generation: int) -> Runner:
         config = self.config

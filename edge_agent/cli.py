@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import click
@@ -12,7 +13,9 @@ from edge_agent.commands.doctor_cli import doctor
 from edge_agent.commands.join_cli import join
 from edge_agent.commands.store import store
 from edge_agent.config import EdgeConfig
+from edge_agent.configuration.boot import boot_configuration
 from tidegate.runtime import events
+from tidegate.runtime.logs import LEVELS
 from tidegate.runtime.process import process_options, run
 from tidegate.runtime.suggestion import SuggestingGroup
 
@@ -50,6 +53,9 @@ edge.add_command(join)
 
 async def serve(config: EdgeConfig) -> None:
     """Serve until cancelled."""
-    async with EdgeApp(config, on_progress=lambda what: events.emit("progress", what=what)) as app:
+    boot = await asyncio.to_thread(boot_configuration, config)
+    if boot is not None:
+        LEVELS.set(boot.config.log_level)
+    async with EdgeApp(config, on_progress=lambda what: events.emit("progress", what=what), boot=boot) as app:
         events.emit("ready", **app.ready_event())
         await app.failed()

@@ -178,6 +178,11 @@ class EdgeConfig(ProcessConfig):
     state_dir: Path = Field(
         Path("state"), description="Folder for what must survive a restart: the session's number (epoch), and store.db."
     )
+    device_file: Path | None = Field(
+        None,
+        description="YAML file with settings that may change while the agent runs, followed and laid over this "
+        "configuration, such as a ConfigMap's (docs/configuring-devices.md). None: nobody changes any here.",
+    )
     store: StoreConfig | None = Field(
         default_factory=_default_store,
         description="What is kept in state_dir/store.db for gateways that cannot be reached; null keeps nothing, and "

@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import grpc
 import structlog
@@ -81,6 +82,12 @@ from gateway.observe.conditions import (
 from gateway.operate.admin_routes import admin_middlewares, operator_routes, require_right
 from gateway.operate.agreement_report import agreement_families, agreement_routes, drift_conditions
 from gateway.operate.cache_report import cache_families, cache_json
+from gateway.operate.configuration_report import (
+    configuration_conditions,
+    configuration_families,
+    configuration_json,
+    file_conditions,
+)
 from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.model_routes import model_routes
 from gateway.operate.trial_report import trial_families
@@ -643,6 +650,8 @@ class Gateway:
             lease=ConductorLease(self.store, self.config.name) if self.store is not None else None,
         )
         await self._stack.enter_async_context(self._shipping)
+        drift = self._shipping.rollouts.drift
+        self.metrics.add(lambda: configuration_families(drift))
         if self._shipping.address:
             self.addresses["artifacts"] = self._shipping.address
 
@@ -742,6 +751,7 @@ class Gateway:
                 processes=overview,
                 admitted=overview.admission if overview is not None else None,
                 cached=lambda: cache_json(self.known_answers if overview is None else None),  # a keeper has no callers
+                configured=self._configured,
             ),
             *(self._shipping.admin_routes() if self._shipping is not None else ()),
             *(self.ingest_service.routes() if self.ingest_service is not None and config.mqtt else ()),
@@ -766,6 +776,9 @@ class Gateway:
         if self.guard is None:
             await self._publish_operator_token()
 
+    def _configured(self, now: float) -> dict[str, Any]:
+        return configuration_json(self._shipping.rollouts.drift if self._shipping is not None else None, now)
+
     def _other_conditions(self, now: float) -> list[OtherCondition]:
         cost = self.telemetry.loop_lag.cost
         of_this = loop_conditions(self.config.name, cost)
@@ -775,6 +788,8 @@ class Gateway:
             *discovery_conditions(self.found),
             *store_conditions(self.store),
             *drifts,
+            *(configuration_conditions(self._shipping.rollouts.drift, now) if self._shipping is not None else ()),
+            *(file_conditions(self.register.refused_files) if self.register is not None else ()),
             *of_this,
         ]
 

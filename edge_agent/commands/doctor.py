@@ -22,6 +22,8 @@ from typing import Any, Final
 import aiohttp
 
 from edge_agent.config import EdgeConfig
+from edge_agent.configuration.device_file import DeviceFile, read_device_file
+from edge_agent.configuration.record_file import ConfigurationFile
 from edge_agent.core import diagnosis
 from edge_agent.core.acl_check import AclCheck
 from edge_agent.core.diagnosis import DoctorFinding
@@ -64,6 +66,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         certificate,
         *_workers(agent),
         *diagnosis.name_taken(str((agent or {}).get("name_taken") or "")),
+        *await asyncio.to_thread(_settings, config),
         *diagnosis.event_loop(str((agent or {}).get("loop_stalled") or "")),
         *broker,
         diagnosis.gateways(
@@ -74,6 +77,21 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
             fleet=config.mqtt is not None,
         ),
     ]
+
+
+def _settings(config: EdgeConfig) -> list[DoctorFinding]:
+    """By what is on the disk, which is what a running agent goes by."""
+    if config.device_file is None and config.rollout is None:
+        return []
+    record = ConfigurationFile(config.state_dir).read(mend=False)
+    own = DeviceFile() if config.device_file is None else read_device_file(config.device_file, config)
+    return diagnosis.settings(
+        changed=record.settings_now,
+        trying=record.trying is not None,
+        at_start=record.at_start,
+        taken_back=tuple(record.refused.values()),
+        file=own.problem,
+    )
 
 
 def _own_address(config: EdgeConfig) -> str:

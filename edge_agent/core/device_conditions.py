@@ -70,6 +70,10 @@ class Endurance:
         self._max_temperature_c = max_temperature_c
         self._too_hot = False
 
+    def limit(self, min_battery: float, max_temperature_c: float | None) -> None:
+        """Judge by these limits from now on."""
+        self._min_battery, self._max_temperature_c = min_battery, max_temperature_c
+
     def why_not(self, conditions: DeviceConditions) -> str:
         """Why the device takes no new work; "" when it does."""
         return self._heat(conditions.temperature_c) or exhaustion_reason(conditions, self._min_battery)

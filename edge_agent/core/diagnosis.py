@@ -235,6 +235,34 @@ def event_loop(reason: str) -> list[DoctorFinding]:
     return [DoctorFinding("event loop", "warning", reason, advice)] if reason else []
 
 
+def settings(
+    *, changed: Mapping[str, object], trying: bool, at_start: Sequence[str], taken_back: Sequence[str], file: str
+) -> list[DoctorFinding]:
+    """Judge the settings that are changed from outside; nothing where none are.
+
+    Args:
+        changed: those in force or on trial, over the agent's own configuration.
+        at_start: keys that wait for the agent's next start.
+        taken_back: why settings were, the newest last.
+        file: why the device's own file is refused; "" where it is not, or there is none.
+    """
+    found = []
+    if file:
+        advice = "correct the file: the agent reads it again within a second; until then what it said before counts"
+        found.append(DoctorFinding("device_file", "warning", file, advice))
+    said = ", ".join(f"{key}={value}" for key, value in sorted(changed.items()))
+    if taken_back:
+        words = f"settings were taken back: {taken_back[-1]}{f'; in force: {said}' if said else ''}"
+        advice = "other settings, or the same by a new document (`tidegate fleet configure`) once the cause is gone"
+        found.append(DoctorFinding("settings", "warning", words, advice))
+    elif at_start:
+        words = f"{said}; {', '.join(at_start)} for the agent's next start"
+        found.append(DoctorFinding("settings", "warning", words, "start the agent again when it suits"))
+    elif said:
+        found.append(DoctorFinding("settings", "ok", f"{said}{', on trial' if trying else ''}"))
+    return found
+
+
 def fleets(own: str, gateways_here: Collection[str], others: Mapping[str, str]) -> list[DoctorFinding]:
     """Nothing, or that this device's fleet has no gateway at its broker while another fleet has.
 

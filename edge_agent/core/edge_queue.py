@@ -22,7 +22,7 @@ taken at once, and at most one of a lane (a model's worker process computes one 
 With one slot, as most devices have, requests follow each other in order, and a prediction is a sum. With more slots it
 simulates which starts next.
 
-Invariants: never more than `max_size` waiting; every admitted request leaves exactly once, by `take`, `expire` or
+Invariants: none is let in beyond `max_size` waiting; every admitted request leaves exactly once, by `take`, `expire` or
 `remove`; nothing is taken once it could not make its deadline any more. O(waiting) per operation, which the bound
 keeps to tens of microseconds.
 
@@ -97,6 +97,10 @@ class EdgeQueue:
         self._shares = shares  # None: deadlines alone decide
         self._waiting: list[_WaitingTicket] = []  # by key; equal keys in order of arrival
         self._running: dict[int, _RunningTicket] = {}
+
+    def resize(self, max_size: int) -> None:
+        """From now on so many may wait; what waits already stays."""
+        self._max_size = max_size
 
     @property
     def queued(self) -> int:

@@ -5,7 +5,8 @@ at one instant. News does not wait for it: when admission, the battery or the he
 half (and by four), or what is offered changes, the next heartbeat comes at once, but no two within 100 ms, so that a
 busy queue cannot turn news into a flood.
 
-Rollouts. A changed state is reported at once; progress alone, such as bytes that came in, every five seconds.
+Rollouts. A changed state is reported at once, a changed configuration too; progress alone, such as bytes that came in,
+every five seconds.
 
 Content. Birth and inventory carry a revision that counts changes of what is offered; every heartbeat carries its hash,
 so a gateway that missed a change notices it and requests it. Changed addresses are reported by a new birth in the same
@@ -35,7 +36,7 @@ from tidegate.fleet.messages import (
     inventory_hash,
 )
 from tidegate.fleet.offers import ModelOffer
-from tidegate.fleet.reported import DocumentRefusal, ModelReport, Reported
+from tidegate.fleet.reported import ConfigurationReport, DocumentRefusal, ModelReport, Reported
 from tidegate.fleet.topics import QOS, RETAINED, DeviceTopic
 from tidegate.types import LoadReport
 
@@ -71,6 +72,12 @@ class AgentState:
     admission: Admission = "open"
     conditions: DeviceConditions = UNTOLD
     rollouts: RolloutReport | None = None  # None: models are not rolled out to this device
+    configuration: ConfigurationReport | None = None  # None: it cannot be configured from outside
+
+    @property
+    def has_report(self) -> bool:
+        """Whether there is anything to report beside births, inventories and heartbeats."""
+        return self.rollouts is not None or self.configuration is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,7 @@ class Reporting:
         self._told: AgentState | None = None  # as of the last heartbeat
         self._told_at = -inf
         self._told_rollouts: RolloutReport | None = None
+        self._told_configuration: ConfigurationReport | None = None
         self._rollouts_at = -inf
         self._due_at = inf
 
@@ -154,7 +162,7 @@ class Reporting:
             return []
         self._note_offers(state)
         first = [self._birth(state, now, utc_s), self._inventory(state, now)]
-        reported = [self._reported(state.rollouts, now)] if state.rollouts is not None else []
+        reported = [self._reported(state, now)] if state.has_report else []
         return [*first, *reported, self._heartbeat(state, now)]
 
     def due(self, state: AgentState, now: float, utc_s: float) -> list[Publication]:
@@ -166,8 +174,8 @@ class Reporting:
             publications.append(self._birth(state, now, utc_s))
         if state.offers is not self._offers and self._note_offers(state):
             publications.append(self._inventory(state, now))
-        if state.rollouts is not None and now >= self._rollouts_due_at(state):
-            publications.append(self._reported(state.rollouts, now))
+        if state.has_report and now >= self._rollouts_due_at(state):
+            publications.append(self._reported(state, now))
         if publications or now >= self._due_at or self._is_news(state):
             publications.append(self._heartbeat(state, now))
         return publications
@@ -203,6 +211,9 @@ class Reporting:
     def _rollouts_due_at(self, state: AgentState) -> float:
         """When the rollouts should be reported next; infinity when nothing about them is new."""
         told, found = self._told_rollouts, state.rollouts
+        told_settings, settings = self._told_configuration, state.configuration
+        if settings is not None and settings is not told_settings and settings != told_settings:
+            return -inf
         if found is None or found is told or found == told:
             return inf
         return -inf if told is None or found.states != told.states else self._rollouts_at + PROGRESS_GAP_S
@@ -246,8 +257,10 @@ class Reporting:
         )
         return _publication(DeviceTopic.INVENTORY, inventory)
 
-    def _reported(self, rollouts: RolloutReport, now: float) -> Publication:
-        self._told_rollouts, self._rollouts_at = rollouts, now
+    def _reported(self, state: AgentState, now: float) -> Publication:
+        rollouts = state.rollouts or RolloutReport()
+        self._told_rollouts, self._rollouts_at = state.rollouts, now
+        self._told_configuration = state.configuration
         reported = Reported(
             device=self._device,
             epoch=self._epoch,
@@ -257,6 +270,8 @@ class Reporting:
             models=rollouts.models,
             refused=rollouts.refused,
             groups=rollouts.groups,
+            configuration=state.configuration,
+            takes_rollouts=state.rollouts is not None,
         )
         return _publication(DeviceTopic.REPORTED, reported)
 

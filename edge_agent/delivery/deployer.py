@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final, Self
 
 import structlog
@@ -58,6 +59,7 @@ class Deployer:
     Args:
         routed: the runner that answers for a model now.
         on_change: called when `rollouts` has something new.
+        on_documents: called after documents were read or came in.
     """
 
     def __init__(
@@ -69,7 +71,10 @@ class Deployer:
         *,
         routed: Callable[[str], Runner | None],
         on_change: Callable[[], None] = lambda: None,
+        on_documents: Callable[[TrustedDocuments], None] = lambda _: None,
     ) -> None:
+        self._on_documents = on_documents
+        self._beginning = asyncio.Lock()  # no rollout begins while it is held
         self._store = store
         self._journal = journal
         self._documents = documents
@@ -93,6 +98,8 @@ class Deployer:
             if not is_disk_failure(error):
                 raise
             self._trouble = f"disk: {error.strerror or error}"  # the task tries again; the models serve
+        if self._opened:
+            self._on_documents(self._documents)
         self._task.start()
         return self
 
@@ -111,6 +118,17 @@ class Deployer:
         if scope in self._documents.scopes:
             self._inbox[scope] = message
             self._news.set()
+
+    @property
+    def busy(self) -> str:
+        """Which rollout is under way; "" for none."""
+        return "" if self._rollout is None else f"{self._rollout.model} {self._rollout.plan.version} is rolled out"
+
+    @asynccontextmanager
+    async def at_rest(self) -> AsyncIterator[bool]:
+        """Keep rollouts from beginning; whether none is under way."""
+        async with self._beginning:
+            yield not self.busy
 
     @property
     def disk_trouble(self) -> str:
@@ -153,6 +171,7 @@ class Deployer:
             try:
                 if not self._opened:
                     await blocking(self._open)
+                    self._on_documents(self._documents)
                     self._over()
                 await self._turn()
                 self._trouble = ""
@@ -179,7 +198,7 @@ class Deployer:
         await self._take_documents()
         if self._rollout is not None:
             await self._perform(self._rollout)
-        elif not await self._begin():
+        elif not await self._begin_next():
             self._over()
             await self._news.wait()
 
@@ -193,7 +212,12 @@ class Deployer:
                 self._inbox = {**inbox, **self._inbox}
                 raise
         if inbox:
+            self._on_documents(self._documents)
             self.changed()
+
+    async def _begin_next(self) -> bool:
+        async with self._beginning:
+            return await self._begin()
 
     async def _begin(self) -> bool:
         """Begin the next action of the documents; whether there was one."""

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from ssl import SSLContext
-from typing import Self
+from typing import Protocol, Self
 
 import structlog
 
@@ -41,11 +41,24 @@ from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.messages import GatewayState
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
+from tidegate.rollout.desired import DesiredConfiguration
 from tidegate.runtime.process import StartError
 from tidegate.security.attestation.keys import read_allowed
 from tidegate.storage.disk_failure import is_disk_failure
 
 log = structlog.get_logger(__name__)
+
+
+class DocumentListener(Protocol):
+    """Is told of documents, for what they say beside models."""
+
+    def heard(self, documents: TrustedDocuments) -> None:
+        """Documents were read or came in."""
+        ...
+
+    def why_not(self, configuration: DesiredConfiguration) -> str:
+        """Why the device cannot have this configuration; "" where it can."""
+        ...
 
 
 @dataclass(slots=True)
@@ -66,6 +79,7 @@ class Deployment:
         linked: whether the fleet can be reached.
         draw: chance, uniform in [0, 1).
         tls: for servers of artefacts with https.
+        documents: told of the documents of this device, and judges what they desire of its configuration.
         on_routed: another runner answers for a model. on_change: there is something new to report.
     """
 
@@ -81,7 +95,9 @@ class Deployment:
         tls: Callable[[], SSLContext] | None,
         on_routed: Callable[[], None],
         on_change: Callable[[], None],
+        documents: DocumentListener | None = None,
     ) -> None:
+        self._documents = documents
         self._config = config
         self._make = make
         self._conditions = conditions
@@ -195,12 +211,38 @@ class Deployment:
         self._deployer = Deployer(
             store,
             DeploymentJournal(store.root / "journal.json"),
-            TrustedDocuments(store.root, scopes=scopes, pinned=_pinned(config)),
+            TrustedDocuments(
+                store.root,
+                scopes=scopes,
+                pinned=_pinned(config),
+                why_not=self._documents.why_not if self._documents is not None else lambda _: "",
+            ),
             self._works,
             routed=serving.routed,
             on_change=self._on_change,
+            on_documents=self._documents.heard if self._documents is not None else lambda _: None,
         )
         await self._stack.enter_async_context(self._deployer)
+
+    @property
+    def busy(self) -> str:
+        """Which rollout is under way; "" for none."""
+        return self._deployer.busy if self._deployer is not None else ""
+
+    async def renew(self) -> bool:
+        """Give each model another worker, as workers are started now; False: a rollout is under way, and none has.
+
+        Raises:
+            StartError: as `RunnerSet.renew`.
+        """
+        models = [runner.manifest.name for runner in self.serving.runners]
+        if self._deployer is None:
+            await self.serving.renew(dict.fromkeys(models))
+            return True
+        async with self._deployer.at_rest() as rests:
+            if rests:
+                await self.serving.renew(dict.fromkeys(models))
+            return rests
 
     def folder(self, manifest: Manifest) -> Path:
         """The folder with the files of a served model, static or deployed."""

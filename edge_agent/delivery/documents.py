@@ -36,7 +36,15 @@ from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.reported import DocumentRefusal
 from tidegate.models.repository import version_key
 from tidegate.rollout.canonical import canonical, digest_of
-from tidegate.rollout.desired import DesiredDocument, DesiredModel, decode_desired, desired_models
+from tidegate.rollout.desired import (
+    DesiredConfiguration,
+    DesiredDocument,
+    DesiredModel,
+    DesiredSettings,
+    decode_desired,
+    desired_models,
+    desired_settings,
+)
 from tidegate.rollout.root_chain import RootLink, RootRefused, TrustedRoot, walk
 from tidegate.rollout.signing import Keys, SignatureRefused, keys_after, roots_in, verify_document
 from tidegate.storage.atomic_file import write_atomically
@@ -53,16 +61,24 @@ class TrustedDocuments:
         scopes: of this device: "device/NAME", then "group/NAME" in the order in which they count.
         pinned: the operator's keys.
         utc_s: the device's clock, which may be wrong.
+        why_not: why the device cannot have a configuration; "" where it can.
     """
 
     def __init__(
-        self, folder: Path, *, scopes: Sequence[str], pinned: Keys, utc_s: Callable[[], float] = clock.utc_s
+        self,
+        folder: Path,
+        *,
+        scopes: Sequence[str],
+        pinned: Keys,
+        utc_s: Callable[[], float] = clock.utc_s,
+        why_not: Callable[[DesiredConfiguration], str] = lambda _: "",
     ) -> None:
         self.folder = folder
         self.scopes = tuple(scopes)
         self.refused: dict[str, DocumentRefusal] = {}
         self._pinned = pinned
         self._utc_s = utc_s
+        self._why_not = why_not
         # Beside the folder and in it: what empties or restores the one leaves the other.
         places = (folder / "trust.json", folder.parent / f"{folder.name}-trust.json")
         self._file = TrustFile(places, traces=folder / "desired")
@@ -99,6 +115,13 @@ class TrustedDocuments:
             self._documents.get(own), [self._documents[one] for one in groups if one in self._documents]
         )
 
+    def configuration(self) -> DesiredSettings | None:
+        """The desired settings on this device; None where no document says anything of them."""
+        own, *groups = self.scopes
+        return desired_settings(
+            self._documents.get(own), [self._documents[one] for one in groups if one in self._documents]
+        )
+
     def take(self, scope: str, message: bytes) -> bool:
         """Take in a message on a scope's topic; whether it is a new document, now in force. Raises OSError."""
         if not message:
@@ -120,7 +143,7 @@ class TrustedDocuments:
         if scope in self._documents and held is not None and held.revision == desired.revision and not why:
             self._accept_again(scope)
             return False
-        if why := why or self._expiry(desired):
+        if why := why or self._expiry(desired) or self._unfit(desired):
             return self._refuse(scope, why, desired.revision)
         self._accept_again(scope)
         self._write_trust(scope, desired, raw)
@@ -150,6 +173,12 @@ class TrustedDocuments:
 
     def _accept_again(self, scope: str) -> None:
         self.refused = {one: refused for one, refused in self.refused.items() if one != scope}
+
+    def _unfit(self, desired: DesiredDocument) -> str:
+        """Why this device cannot be configured so; a document is refused whole."""
+        configuration = desired.configuration
+        why = "" if configuration is None else self._why_not(configuration)
+        return f"configuration: {why}" if why else ""
 
     def _expiry(self, desired: DesiredDocument) -> str:
         """Why it has expired, "" while it has not."""

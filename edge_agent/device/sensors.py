@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 import structlog
+from msgspec.structs import replace
 
 from edge_agent.core.device_conditions import Attributes, conditions_of
 from tidegate import clock
@@ -59,6 +60,13 @@ class Sensors:
 
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
+
+    def count_as_metered(self, metered: bool) -> None:
+        """Whether the link is paid by the byte, from now on."""
+        if metered != self._metered:
+            self._metered = metered
+            self.now = replace(self.now, metered=metered)
+            self._on_change()
 
     async def _watch(self) -> None:
         while True:

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 import msgspec
 import structlog
 
-from edge_agent.config import EdgeConfig
+from edge_agent.config import EdgeConfig, StoreConfig
 from edge_agent.core.connectivity import ModeChange
 from edge_agent.offline.connectivity_watch import ConnectivityWatch
 from edge_agent.offline.forwarder import Forwarder, Uplink
@@ -60,6 +60,7 @@ class OfflineService:
         on_mode: Callable[[], None],
     ) -> None:
         self._config = config
+        self._bounds = config.store
         self._on_mode = on_mode
         self.store: OfflineStore | None = None
         self.forwarder: Forwarder | None = None
@@ -67,8 +68,7 @@ class OfflineService:
         self.reach = ConnectivityWatch(
             has_broker=config.mqtt is not None, session=session, links=links, on_change=self._mode_changed
         )
-        if config.store is not None and config.mqtt is not None:
-            bounds = config.store
+        if (bounds := config.store) is not None and config.mqtt is not None:
             self.forwards = bounds.forward_results
             self.store = OfflineStore(
                 config.state_dir, max_bytes=bounds.max_bytes, max_rows=bounds.max_rows, on_lost=self._lost
@@ -131,8 +131,14 @@ class OfflineService:
             self.forwarder.stored()
 
     def ttl_s(self, kind: Kind) -> float:
-        assert self._config.store is not None
-        return self._config.store.request_ttl_s if kind == "request" else self._config.store.result_ttl_s
+        assert self._bounds is not None
+        return self._bounds.request_ttl_s if kind == "request" else self._bounds.result_ttl_s
+
+    def bound(self, bounds: StoreConfig) -> None:
+        """Keep by these bounds from now on, but for `max_bytes`, which the file has from its start."""
+        if self.store is not None:
+            self._bounds, self.forwards = bounds, bounds.forward_results
+            self.store.ledger.max_rows = bounds.max_rows
 
     def note(self, event: str, **fields: Any) -> None:
         """Keep an event for a gateway. Never waits and never fails: an event that cannot be kept is counted."""

@@ -88,7 +88,9 @@ class EdgeHost(TargetHost[EdgeModel]):
 
     def refresh(self, runner: Runner) -> None:
         """Take note of a runner's new state: what waits for a lost worker is refused, and the offers are made anew."""
-        if runner.state != "ready":
+        answers = self.routed(runner.manifest.name)
+        # A runner that another one of the same name replaces (`RunnerSet.renew`) has no requests to fail.
+        if runner.state != "ready" and (answers is None or answers is runner or answers.name != runner.name):
             self._scheduler.close(runner.name, runner.unready())
         self._offers = super().offers()
 

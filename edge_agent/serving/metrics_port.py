@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from typing import Any
 
 from edge_agent.device.sensors import Sensors
 from edge_agent.fleet.sync import EdgeSync
@@ -27,8 +28,13 @@ async def open_metrics(
     sandbox: Mapping[str, bool],
     generated: GeneratedCounts,
     loop_lag: LoopLag,
+    more: Callable[[], Iterable[Any]] = tuple,
 ) -> str:
-    """Where it listens, until the stack ends. Raises StartError."""
+    """Where it listens, until the stack ends. Raises StartError.
+
+    Args:
+        more: further families, of rooms above this one.
+    """
     try:
         # Needed only by those who set the port.
         from edge_agent.serving.metrics import EdgeMetrics
@@ -39,6 +45,7 @@ async def open_metrics(
     metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox=sandbox, generated=generated)
     exposition = Exposition(metrics.collect)
     exposition.add(lambda: loop_families(loop_lag))
+    exposition.add(more)
     door = ScrapeServer(exposition.render, *address)
     try:
         return (await stack.enter_async_context(door)).address

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -236,6 +236,17 @@ class Runner:
             worker=report_of([self.lost_workers]),
             sandbox=self._sandbox,
         )
+
+    def bound(self, *, hang_timeout_s: float, max_waiting: int) -> None:
+        """Be patient for so long, and let so many generations wait, from the next call and the next worker on."""
+        self._hang_timeout_s = hang_timeout_s
+        self._sequences = replace(self._sequences, max_waiting=max_waiting)
+        for one in self.generating.values():
+            one.scheduler.resize(max_waiting)
+
+    @property
+    def loadables(self) -> tuple[EdgeLoadable, ...]:
+        return self._loadables
 
     def told(self, now: float) -> dict[str, Any]:
         """Its worker's part of `GET /v1/state`, which `edge_agent/core/diagnosis.py` judges."""

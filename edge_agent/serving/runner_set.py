@@ -2,13 +2,14 @@
 
 A runner is a generation of one model (`runner.py`), and the host answers with the one that is routed. This file owns
 their lives, because they begin and end at different times while the agent runs: `start` a generation that nobody uses
-yet, `route` to it, `stop` the one before once no call is inside it any more.
+yet, `route` to it, `stop` the one before once no call is inside it any more. `renew` does all three for a model whose
+worker shall run in another way.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -90,6 +91,23 @@ class RunnerSet:
     def unroute(self, model: str) -> None:
         self._host.unroute(model)
         self._on_routed()
+
+    async def renew(self, models: Iterable[str]) -> None:
+        """Put another runner in the place of each model's, made as runners are made now; no request is lost.
+
+        Raises:
+            StartError: one does not come up. It is left away, and its model's runner stays.
+        """
+        for model in models:
+            before = self.routed(model)
+            if before is None:
+                continue
+            runner = await self.start(CatalogueEntry(before.manifest, before.loadables), before.generation)
+            if self.routed(model) is before:
+                self.route(runner)
+                await self.stop(before)
+            else:
+                await self.stop(runner)  # somebody else has brought another version meanwhile
 
     async def park(self, runner: Runner) -> None:
         """Free the memory of a runner that stays routed: its model is away until another one is."""

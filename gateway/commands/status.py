@@ -69,6 +69,8 @@ def status(as_json: bool, whole: bool, admin: str) -> None:
         console.print(words, highlight=False)
     for words in cache_lines(state.get("cache", ())):
         console.print(words, highlight=False)
+    for words in configuration_lines(state.get("configuration", {})):  # an older gateway does not send it
+        console.print(words, highlight=False)
     for words in ailments(shown):
         console.print(words, highlight=False)
     for words in ailments([{"id": one["target"], "ailing": [one]} for one in state.get("ailing", ())]):
@@ -144,6 +146,15 @@ def cache_lines(models: Sequence[dict[str, Any]]) -> list[str]:
         f"{one['hits']} of {one['lookups']} requests answered"
         for one in models
     ]
+
+
+def configuration_lines(configuration: dict[str, Any]) -> list[str]:
+    """Return a line of how many devices have the settings that are desired of them, where some are."""
+    counts = {state: count for state, count in configuration.get("devices", {}).items() if count}
+    if not counts:
+        return []
+    words = ", ".join(f"{count} {state.replace('_', ' ')}" for state, count in counts.items())
+    return [f"settings of devices: {words} (`tidegate fleet configuration` shows each)"]
 
 
 def ailments(targets: Sequence[dict[str, Any]]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from gateway.core.fleet.found_targets import Found
 from gateway.discovery.reports import Report, SourceAway, SourceSaid
 from gateway.discovery.targets_file import read_targets
-from gateway.followed_file import FollowedFile
+from tidegate.runtime.followed_file import FollowedFile
 
 
 class FileSource:

@@ -13,11 +13,11 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
-from gateway.bounded_yaml import TooMuch, compose, construct
 from gateway.config.discovery import ListedTargetConfig, TargetsFile
 from gateway.core.fleet.found_targets import MOST_TARGETS, Found
 from tidegate.config import ConfigError, explain
 from tidegate.fleet.topics import is_name
+from tidegate.storage.bounded_yaml import TooMuch, compose, construct
 
 MOST_BYTES: Final = 2**20
 _ERRORS: Final = 8  # in one message

@@ -42,6 +42,7 @@ from gateway.fleet_sync.changes import PendingChanges
 from gateway.fleet_sync.device import DeviceRegister
 from gateway.fleet_sync.freshness import BrokerOutage, DeviceView, Freshness
 from tidegate.fleet.messages import MAX_EPOCH, BadMessage, Birth, Death, UpMessage, decode_up
+from tidegate.fleet.reported import Reported
 from tidegate.fleet.topics import DeviceTopic, Topics
 from tidegate.types import LoadReport
 
@@ -134,6 +135,8 @@ class FleetRegister:
     ) -> None:
         self.claims = NameClaims() if claims is None else claims
         self.counts: Counter[str] = Counter()  # what became of the messages, by reason
+        # By device that refuses its own file of settings: since when, and why.
+        self.refused_files: dict[str, tuple[float, str]] = {}
         self._topics = topics
         self._draw = draw
         self._max_devices = max_devices
@@ -173,12 +176,21 @@ class FleetRegister:
         device = self._admit(name, message, now)
         return [] if device is None else self._fold_into(device, message, now, retained=retained)
 
+    def _note_refused_file(self, reported: Reported, now: float) -> None:
+        words = reported.configuration.file if reported.configuration is not None else ""
+        if words:
+            since, _ = self.refused_files.get(reported.device, (now, ""))
+            self.refused_files[reported.device] = since, words
+        else:
+            self.refused_files.pop(reported.device, None)
+
     def _forget(self, name: str, kind: DeviceTopic) -> list[Effect]:
         """An empty retained birth is how an operator deletes a device; a live one's next heartbeat asks it back."""
         if kind is DeviceTopic.BIRTH and self._devices.pop(name, None) is not None:
             self.counts["forgotten"] += 1
             self._changes.forget(name)
             self.claims.forget(name)
+            self.refused_files.pop(name, None)
             self._shared_epochs.pop(name, None)
             for effect in (Resync, EpochHint, NameTaken):
                 self._asked_at.pop((effect, name), 0.0)
@@ -222,6 +234,8 @@ class FleetRegister:
             return [] if retained else self._refused_speaks(message, refused, now)
         news = device.fold(message, now, retained=retained)
         self.counts["folded" if news else "nothing_new"] += 1
+        if news and isinstance(message, Reported):
+            self._note_refused_file(message, now)
         self._look_again(device, now)
         if retained or isinstance(message, Death):
             return []

@@ -37,9 +37,9 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from jwt import PyJWK
 from jwt.exceptions import PyJWTError
 
-from gateway.followed_file import FollowedFile
 from tidegate import clock
 from tidegate.config import ConfigError
+from tidegate.runtime.followed_file import FollowedFile
 from tidegate.runtime.owned_task import OwnedTask
 
 MOST_BYTES: Final = 256 * 1024

@@ -1,4 +1,4 @@
-"""The key ring holds a running gateway's API keys, reloaded within a second of a change (`followed_file.py`)."""
+"""The key ring holds a running gateway's API keys, reloaded within a second of a change (`FollowedFile`)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from gateway.core.access.api_key import UNMATCHABLE_KEY, KeyRecord, KeyVerifier, parse_key
-from gateway.followed_file import FollowedFile
 from gateway.identity.credential import UnprovedCredential
 from gateway.identity.key_file import read_keys
 from tidegate.caller import Identity
+from tidegate.runtime.followed_file import FollowedFile
 
 Changes = dict[str, list[str]]  # created · changed · revoked · removed → ids
 

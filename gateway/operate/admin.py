@@ -33,6 +33,7 @@ from gateway.core.history.query import RecordFilter, select_records
 from gateway.core.history.recorder import RequestRecord
 from gateway.core.peers.peers import Peers
 from gateway.observe.conditions import OtherCondition, conditions_json
+from gateway.operate.configuration_report import configuration_json
 from gateway.operate.explanation import explanation_json, matching_records
 from gateway.operate.sources import source_of, sources_json
 from gateway.serving.dispatcher import Dispatcher
@@ -71,6 +72,7 @@ def admin_routes(
     peers: Peers | None = None,
     processes: AllProcesses | None = None,
     cached: Callable[[], list[dict[str, Any]]] = list,
+    configured: Callable[[float], dict[str, Any]] = lambda _now: configuration_json(None, 0.0),
 ) -> list[web.RouteDef]:
     """
     Args:
@@ -79,6 +81,7 @@ def admin_routes(
         peers: the gateways beside this one.
         processes: of a gateway with `workers`; None: this is all.
         cached: by model, what is answered from the response cache.
+        configured: how devices' settings are to those that are desired.
     """
 
     async def state(_request: web.Request) -> web.Response:
@@ -90,7 +93,8 @@ def admin_routes(
             workers, elsewhere = processes.members(), processes.by_target
             for target in told["targets"]:
                 target["in_flight"] += elsewhere.get(target["id"], 0)
-        return web.json_response({**told, "gateways": peers_json(peers, now), "workers": workers, "cache": cached()})
+        beside = {"gateways": peers_json(peers, now), "workers": workers, "cache": cached()}
+        return web.json_response({**told, **beside, "configuration": configured(now)})
 
     async def decisions(request: web.Request) -> web.Response:
         sought, most, skip = _sought(request.query)

@@ -27,6 +27,7 @@ from gateway.identity.operator_access import OPEN, addresses_only, right_for_cha
 from gateway.observe.conditions import OtherCondition
 from gateway.observe.traffic_recorder import TrafficRecorder
 from gateway.operate.admin import AllProcesses, admin_routes
+from gateway.operate.configuration_report import configuration_json
 from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.console.page import Console, page_files
 from gateway.operate.console.snapshot import ConsoleView
@@ -59,6 +60,7 @@ def operator_routes(
     processes: AllProcesses | None = None,
     admitted: Callable[[], dict[str, Any]] | None = None,
     cached: Callable[[], list[dict[str, Any]]] = list,
+    configured: Callable[[float], dict[str, Any]] = lambda _now: configuration_json(None, 0.0),
 ) -> list[web.RouteDef]:
     """Return the admin port's routes; with the console's if `watch` is given.
 
@@ -67,6 +69,7 @@ def operator_routes(
         processes: of a gateway with `workers`; None: this is all.
         admitted: the console's figures of what all of them let in.
         cached: by model, what is answered from the response cache.
+        configured: how devices' settings are to those that are desired.
     """
     recordings = TrafficRecorder(dispatcher.recorder, fleet, gateway=name, policy=policy, serves=processes is None)
     admin = [
@@ -81,6 +84,7 @@ def operator_routes(
             peers=peers,
             processes=processes,
             cached=cached,
+            configured=configured,
         ),
         *device_routes(directory.devices),
         *log_level_routes(),

@@ -23,11 +23,11 @@ import structlog
 from cryptography import x509
 
 from gateway.core.fleet.attestation import Attestation
-from gateway.followed_file import FollowedFile
 from tidegate import clock
 from tidegate.link.client import LinkClient
 from tidegate.outcome import ServeError
 from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.followed_file import FollowedFile
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.security.attestation.keys import read_allowed
 from tidegate.security.attestation.proof import key_hash, verify_proof

@@ -1,4 +1,4 @@
-"""`tidegate fleet simulate`: a fleet on one machine, as a broker and a gateway see it."""
+"""`tidegate fleet`: whole fleets, real ones and, by `simulate`, one on one machine as a broker and a gateway see it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,26 @@ from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.runtime.duration import Duration
 from tidegate.runtime.suggestion import SuggestingGroup
+from tidegate.tools.delivery.cli import abort, pause, resume, rollback
+from tidegate.tools.delivery.configure import configuration, configure
 
 LOOK_EVERY_S = 1.0
 
 
 @click.group(cls=SuggestingGroup)
 def fleet() -> None:
-    """Whole fleets, for trying out brokers and gateways.
+    """Whole fleets: settings of their devices, and simulated ones for trying out brokers and gateways.
 
     \b
-    Example:
+    Examples:
+      tidegate fleet configure kiosks device.yaml --key operator.key
+      tidegate fleet configuration
       tidegate fleet simulate --agents 1000 --broker mqtt://127.0.0.1:1883
     """
+
+
+for command in (configure, configuration, pause, resume, abort, rollback):
+    fleet.add_command(command)
 
 
 @fleet.command(

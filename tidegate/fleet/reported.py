@@ -1,4 +1,4 @@
-"""A device's report on its rollouts: for each model its stage, the running version, and the reason if it is stuck.
+"""A device's report on its rollouts and its configuration: what is in force, its stage, and the reason if it is stuck.
 
 A register like inventory (retained, ordered by epoch and sequence), with one difference: it outlives its session.
 The last report of a device is still the best knowledge about it while it reconnects, so a new birth does not clear
@@ -87,12 +87,51 @@ class DocumentRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
     revision: Number = field(name="rev", default=0)  # 0: it could not be read
 
 
+class SettingDifference(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A setting that is not what the documents desire.
+
+    Args:
+        value: in force.
+        why: "hand" it was changed on the device, "start" it waits for the agent's next start, "returned" the device
+            did not do well with the desired one, "" it is on its way.
+    """
+
+    key: Annotated[str, Meta(max_length=64)]
+    value: bool | int | float | Annotated[str, Meta(max_length=64)] | None
+    why: Literal["hand", "start", "returned", ""] = ""
+
+
+class ConfigurationReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A device's configuration, as far as it can be changed from outside (`tidegate/rollout/device_settings.py`).
+
+    Args:
+        state: `committed`, `planned` (accepted and not begun), `active` (on trial) or `rolled_back`.
+        reason: of the last.
+        digest: of all settings in force; devices of one configuration have one digest.
+        scope, revision: the document that desires something of it; "" and 0 for none.
+        kept: digest of the settings in force under the desired keys: equal to the desired ones' where it has no drift.
+        differs: those that are not as desired, and with "start" those of the device's own file that wait as well.
+        file: why the device's own file of settings (`device_file`) is refused; "" where it is not.
+    """
+
+    state: RolloutState
+    digest: Annotated[str, Meta(max_length=16)]
+    reason: Text = ""
+    scope: Annotated[str, Meta(max_length=80)] = ""
+    revision: Number = field(name="rev", default=0)
+    kept: Annotated[str, Meta(max_length=16)] = ""
+    differs: Annotated[tuple[SettingDifference, ...], Meta(max_length=64)] = ()
+    file: Text = ""
+
+
 class Reported(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All of a device's rollouts.
+    """All of a device's rollouts, and its configuration.
 
     Args:
         accepted: by scope ("device/NAME", "group/NAME"), the revision that is in force.
         groups: the groups whose documents apply to it, so that operators can select its like.
+        configuration: None: its agent is one that cannot be configured from outside.
+        takes_rollouts: False of a device that accepts no documents and reports its configuration alone.
     """
 
     device: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._~-]{0,63}\Z")] = field(name="dev")
@@ -103,4 +142,6 @@ class Reported(msgspec.Struct, frozen=True, omit_defaults=True):
     models: Annotated[tuple[ModelReport, ...], Meta(max_length=64)] = ()
     refused: Annotated[tuple[DocumentRefusal, ...], Meta(max_length=32)] = ()
     groups: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=16)] = ()
+    configuration: ConfigurationReport | None = field(name="conf", default=None)
+    takes_rollouts: bool = field(name="roll", default=True)
     v: Literal[1] = field(default_factory=lambda: 1)

@@ -1,6 +1,7 @@
 """The parts of a model rollout that gateway and device share: signed desired documents, plans and golden cases.
 
     plan.py       one model's plan: its files with chunk digests, and the rules by which a device takes it in
+    device_settings.py   the keys of a device's configuration that may be changed from outside, with their bounds
     desired.py    the document of one device or one group, and how a device's own overrides its groups'
     signing.py !  Ed25519 signatures over the canonical bytes; keys and their rotation
     golden.py     the cases of the golden probe, and whether answers are near enough to theirs

@@ -1,6 +1,7 @@
 """A desired document states what a device shall run: one signed document per device and per group, with a revision.
 
-    {"v":1, "rev":42, "issued":1763775000, "group":"kiosks", "models":{"digits": PLAN}, "remove":["old"], "urls":[…]}
+    {"v":1, "rev":42, "issued":1763775000, "group":"kiosks", "models":{"digits": PLAN}, "remove":["old"], "urls":[…],
+     "configuration":{"settings":{"max_queue_size":32}, "watch":60}}
 
 A document is the whole wish of its scope: it replaces the one before. Revisions count per scope and only grow: a
 device refuses a lower one (an old document, however well signed, must not bring an old model back) and an equal one
@@ -8,7 +9,9 @@ with other bytes. To go back to an old model a gateway writes a new revision tha
 
 Over one another. The device's own document, with a plan or a `remove` for a model, overrides its groups';
 among groups, the first of the device's list wins. A model that no document speaks of stays as it is: losing a
-document, which a broker can cause, must change nothing.
+document, which a broker can cause, must change nothing. So it is with the settings of its configuration
+(`device_settings.py`): key by key, the device's own document first. A document without a configuration says nothing
+of it; one with an empty one asks for none, and the device has what its own file says.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from msgspec import Meta, field
 
 from tidegate.fleet.messages import BadMessage, Name
 from tidegate.rollout.canonical import canonical, is_canonical
+from tidegate.rollout.device_settings import MAX_SETTINGS, MAX_TEXT, Setting
 from tidegate.rollout.plan import ModelName, ModelPlan, Version
 
 MAX_DESIRED_BYTES: Final = (
@@ -30,6 +34,25 @@ MAX_DESIRED_BYTES: Final = (
 Revision = Annotated[int, Meta(ge=1, le=2**53 - 1)]
 PublicKey = Annotated[str, Meta(pattern=r"^[A-Za-z0-9+/]{43}=\Z")]  # 32 bytes in base64
 BaseUrl = Annotated[str, Meta(pattern=r"^https?://[^\s?#]+\Z", max_length=256)]
+SettingKey = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?\Z", max_length=64)]
+# Also of keys that are not on the list, so that a device refuses those by name.
+SettingValue = bool | int | float | Annotated[str, Meta(max_length=MAX_TEXT)] | None
+LocalChanges = Literal["show", "undo"]
+
+
+class DesiredConfiguration(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The settings that a device shall have.
+
+    Args:
+        settings: by key of `DEVICE_KEYS`, sections with a dot.
+        watch_s: how long the device must do well with them before they are its own; else it goes back.
+        local: what becomes of settings that were changed on the device by hand: "show" reports them and leaves them
+            in force, "undo" reports them for a minute and puts these over them.
+    """
+
+    settings: Annotated[dict[SettingKey, SettingValue], Meta(max_length=MAX_SETTINGS)] = {}
+    watch_s: Annotated[float, Meta(ge=1, le=86_400)] = field(name="watch", default=60.0)
+    local: LocalChanges = "show"
 
 
 class DesiredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -55,6 +78,7 @@ class DesiredDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     min_agent: Version | Literal[""] = ""
     expires_s: Annotated[int, Meta(ge=0, le=2**53 - 1)] = field(default=0, name="expires")
     keys: Annotated[tuple[PublicKey, ...], Meta(max_length=8)] = ()
+    configuration: DesiredConfiguration | None = None
     v: Literal[1] = field(default_factory=lambda: 1)
 
     def __post_init__(self) -> None:
@@ -79,6 +103,17 @@ class DesiredModel:
     scope: str
     revision: int
     urls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredSettings:
+    """What the documents of a device require of its configuration together, and the first document that says so."""
+
+    settings: Mapping[str, Setting]
+    watch_s: float
+    local: LocalChanges
+    scope: str
+    revision: int
 
 
 _decoder: Final = msgspec.json.Decoder(DesiredDocument)
@@ -109,3 +144,15 @@ def desired_models(own: DesiredDocument | None, groups: Sequence[DesiredDocument
         for model, plan in required.items():
             found.setdefault(model, DesiredModel(plan, document.scope, document.revision, document.urls))
     return found
+
+
+def desired_settings(own: DesiredDocument | None, groups: Sequence[DesiredDocument]) -> DesiredSettings | None:
+    """The configuration that the documents of a device require together; None where none says anything of it."""
+    speaking = [one for one in (*((own,) if own else ()), *groups) if one.configuration is not None]
+    settings: dict[str, Setting] = {}
+    for document in speaking:
+        assert document.configuration is not None
+        settings = {**document.configuration.settings, **settings}
+    if not speaking or (first := speaking[0].configuration) is None:
+        return None
+    return DesiredSettings(settings, first.watch_s, first.local, speaking[0].scope, speaking[0].revision)

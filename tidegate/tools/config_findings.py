@@ -57,7 +57,7 @@ MADE: Final = frozenset(
         "operator_token_file", "state_dir", "trials_file",
     }
 )  # fmt: skip
-READ_IF_THERE: Final = frozenset({"sensors"})
+READ_IF_THERE: Final = frozenset({"device_file", "sensors"})
 FOLDERS: Final = frozenset(
     {
         "agreement.inputs_folder", "artifacts.folder", "cgroup", "metrics_dir", "model_repository", "sensors",

@@ -1,4 +1,4 @@
-"""A canary rollout moves one model version to a fleet in waves, and returns by itself when they fail.
+"""A canary rollout moves a model version or a configuration to a fleet in waves, and returns by itself when they fail.
 
     waiting → asked → working → succeeded                    running → succeeded
                  │        └───→ failed                          ↕
@@ -20,6 +20,9 @@ after all is a success, one that commits and falls back later an error.
 
 Invariants: a device is asked at most one forward and one backward revision, the backward one is greater; nothing
 forward is asked once returning; `succeeded` counts devices whose newest report says committed at the asked revision.
+A configuration goes the same way: its device commits it after it has done well with it for a while, or goes back. Not
+yet proven are then at most the devices of one wave, and those that `success_ratio` and `max_errors` leave of earlier
+ones.
 It can be wrong where a device lies; the documents it accepts are signed, so it can harm itself only.
 
 Source: hawkBit #693 (deadline), #735 (unknown is no success); Google SRE Workbook, ch. 16, "Canarying Releases".
@@ -30,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from math import ceil
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -88,6 +91,7 @@ class RolloutSpec(msgspec.Struct, frozen=True):
     """What was ordered.
 
     Args:
+        kind: what it brings. Of a configuration, `model` is the word and `version` its digest.
         devices: in the order in which they are asked; the first are the canaries.
         waves: shares of the devices that have been asked by the end of each wave; the last is 1.
         success_ratio: share of the devices asked so far that must have committed before the next wave.
@@ -106,6 +110,7 @@ class RolloutSpec(msgspec.Struct, frozen=True):
     max_errors: Annotated[int, Meta(ge=0)] = 0
     deadline_s: Annotated[float, Meta(ge=1, le=31_536_000)] = 86_400.0
     bake_s: Annotated[float, Meta(ge=0, le=31_536_000)] = 0.0
+    kind: Literal["model", "configuration"] = "model"
 
     def __post_init__(self) -> None:
         if len(set(self.devices)) != len(self.devices) or set(self.devices) != set(self.revisions):
@@ -228,7 +233,9 @@ class CanaryRollout:
         revisions = self.spec.revisions[device]
         wanted, scope = revisions.forward if forward else revisions.back, f"device/{device}"
         refusal = next((one for one in reported.refused if (one.scope, one.revision) == (scope, wanted)), None)
-        report = next((one for one in reported.models if one.name == self.spec.model), None)
+        if reported.accepted.get(scope, 0) >= wanted:
+            refusal = None  # it has this one: the refused one was another's, sent under its number
+        report = _report_of(self.spec, reported)
         if refusal is not None:
             part.step, part.reason = (
                 DeviceStep.FAILED if forward else DeviceStep.STUCK,
@@ -369,6 +376,18 @@ def _back(report: ModelReport) -> tuple[DeviceStep, str]:
         case RolloutState.ROLLED_BACK | RolloutState.FAILED:
             return DeviceStep.STUCK, report.reason or str(report.state)
     return DeviceStep.RECALLED, report.reason
+
+
+def _report_of(spec: RolloutSpec, reported: Reported) -> ModelReport | None:
+    """What the device says of what this rollout brings."""
+    if spec.kind == "model":
+        return next((one for one in reported.models if one.name == spec.model), None)
+    said = reported.configuration
+    if said is None:
+        return None
+    return ModelReport(
+        spec.model, said.state, reason=said.reason, scope=said.scope, revision=said.revision, running=said.digest
+    )
 
 
 def _some(devices: Sequence[str]) -> str:

@@ -7,6 +7,9 @@ Each turn runs in this order, which is what makes it survive a kill:
 
     reports and decision (core) → journal what changed → publish the newest document of each device
 
+A configuration's rollout differs in what devices report and in nothing else; afterwards the same turns compare what
+they have with what is desired, and send a document again (`gateway/core/versions/configuration_drift.py`).
+
 Documents are retained and published again in each session with the broker, since a broker may have lost all of them;
 the session's outbox sets the pace. A device's newest document is the one of the greatest revision that any rollout has
 requested of it, so the last step of a rollout that ended a year ago remains requested.
@@ -31,13 +34,15 @@ from typing import Final, Protocol
 import msgspec
 import structlog
 
-from gateway.core.versions.canary import CanaryRollout, CanaryState, RolloutPhase
+from gateway.core.versions.canary import CanaryRollout, CanaryState, RolloutPhase, RolloutSpec
+from gateway.core.versions.configuration_drift import Comparison, ConfiguredDevice, DesiredHere, DriftWatch, compared
 from gateway.delivery.artifacts.store import ArtifactStore
 from gateway.delivery.rollouts.conductor_lease import ConductorLease, NotConducting
 from gateway.delivery.rollouts.journal import KEPT, RolloutJournal
 from gateway.delivery.rollouts.order import (
     InvalidOrder,
     RolloutOrder,
+    configuration_of,
     decode_order,
     has_way_back,
     manifest_of,
@@ -127,6 +132,9 @@ class RolloutController:
         self._held: dict[str, _ActiveRollout] = {}
         self._asked: dict[str, tuple[int, bytes]] = {}  # by device: its newest document
         self._source: dict[str, str] = {}  # by device: the rollout of that document
+        self._configured: dict[str, DesiredHere] = {}  # by device: what its newest document says of its configuration
+        self.drift = DriftWatch()
+        self._looked_at = -inf  # for drift
         self._unpublished: dict[str, None] = {}  # devices whose newest document was not published in this session
         self._active = True
         self._session = 0
@@ -267,12 +275,13 @@ class RolloutController:
             revisions, newest = held.order.spec.revisions[device], self._asked.get(device, (0, b""))[0]
             if newest > revisions.back:
                 raise RolloutConflict(
-                    f"{device} has been given a newer document since (revision {newest}): roll the older version out "
-                    f"instead, `tidegate model rollout {held.order.spec.model} --version OLDER`"
+                    f"{device} has been given a newer document since (revision {newest}): " + _instead(held.order.spec)
                 )
 
     def _check_left(self, held: _ActiveRollout) -> None:
         """Raises RolloutConflict: with the devices back where they were, no target would serve the model."""
+        if held.order.spec.kind != "model":
+            return
         model, version = held.order.spec.model, held.order.spec.version
         serving = sorted({target for targets in self._serving(model).values() for target in targets})
         asked = {str(TargetId("edge", device)): device for device in held.waves.asks}
@@ -285,6 +294,11 @@ class RolloutController:
                 f"model rollout {model} --version OTHER --key KEY`; or take the model away: `tidegate model rollback "
                 f"{held.order.spec.id} --leave-none`"
             )
+
+    def configured(self, view: DeviceView) -> Comparison | None:
+        """Return how a device's settings are to those of its newest document; None where it says nothing of them."""
+        desired = self._configured.get(view.name)
+        return None if desired is None else compared(view.name, desired, view.reported)
 
     def newest_revision(self, view: DeviceView) -> int:
         """Return the greatest revision that a device has accepted, or that a rollout here requests or reserves."""
@@ -315,18 +329,30 @@ class RolloutController:
     async def _turn(self) -> None:
         if not await self._conducts():
             self._active = False
+            self.drift.look({}, (), clock.now())  # what it knows is the conductor's to say
             return
         now = clock.now()
         passed_s = self._passed_s(now)
-        reports = {view.name: view.reported for view in self._channel.devices(now)} if self._session else {}
+        views = self._channel.devices(now) if self._session else ()
+        reports = {view.name: view.reported for view in views}
         newest = set(self._source.values())
         live = [one for id, one in self._held.items() if id in newest or not one.waves.state.phase.is_over]
         for held in live:  # another may begin meanwhile
             await self._decide(held, reports, min(passed_s, now - held.begun_at))
+        if self._configured and self._session and now >= max(self._looked_at + TICK_S, self._settled_at):
+            self._look_for_drift(views, now)
         self._publish()
         self._active = bool(self._unpublished) or any(
             held.dirty or not held.waves.state.phase.is_over for held in self._held.values()
         )
+
+    def _look_for_drift(self, views: Iterable[DeviceView], now: float) -> None:
+        self._looked_at = now
+        devices = [ConfiguredDevice(view.name, view.reported, view.freshness.is_usable) for view in views]
+        for device in self.drift.look(self._configured, devices, now):
+            found = self.drift.of(device)
+            log.warning("a configuration is sent again", device=device, reason=found.evidence if found else "")
+            self._unpublished[device] = None
 
     async def _conducts(self) -> bool:
         """Whether this gateway conducts; the first time under a lease, it takes over what is recorded."""
@@ -413,7 +439,7 @@ class RolloutController:
     async def _tell(self, held: _ActiveRollout) -> None:
         """Have the preferred versions know of a rollout that has begun, or is called back."""
         phase, spec = held.waves.state.phase, held.order.spec
-        if phase is held.told:
+        if phase is held.told or spec.kind != "model":
             return
         try:
             if phase is RolloutPhase.RUNNING and held.told is None:
@@ -455,7 +481,15 @@ class RolloutController:
             if revision > self._asked.get(device, (0, b""))[0]:
                 self._asked[device] = revision, held.order.documents[device].message(back=back)
                 self._source[device] = held.order.spec.id
+                self._note_configuration(device)
                 self._unpublished[device] = None
+
+    def _note_configuration(self, device: str) -> None:
+        revision, configuration = configuration_of(self._asked[device][1])
+        if configuration is None:
+            self._configured.pop(device, None)
+        else:
+            self._configured[device] = DesiredHere.of(revision, configuration)
 
     def _publish(self) -> None:
         for device in list(self._unpublished) if self._session else ():
@@ -491,3 +525,10 @@ class RolloutController:
     def __repr__(self) -> str:
         session = f"session {self._session}" + (" settling" if self._session and self._turned_at is None else "")
         return f"<RolloutController {len(self._held)} known, {len(self._asked)} devices asked, {session}>"
+
+
+def _instead(spec: RolloutSpec) -> str:
+    """What brings the devices back where a rollout cannot."""
+    if spec.kind == "model":
+        return f"roll the older version out instead, `tidegate model rollout {spec.model} --version OLDER`"
+    return "configure them with the older settings instead, `tidegate fleet configure`"

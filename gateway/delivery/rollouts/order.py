@@ -19,7 +19,8 @@ from gateway.delivery.artifacts.store import ArtifactStore
 from tidegate.fleet.messages import BadMessage
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import MAX_MANIFEST_BYTES, parse_manifest
-from tidegate.rollout.desired import DesiredDocument
+from tidegate.rollout.desired import DesiredConfiguration, DesiredDocument
+from tidegate.rollout.device_settings import SettingRefused, checked, settings_digest
 from tidegate.rollout.plan import ModelPlan
 from tidegate.rollout.signing import read_unverified
 
@@ -55,11 +56,18 @@ def decode_order(raw: bytes) -> RolloutOrder:
 
 
 def plans_of(order: RolloutOrder) -> tuple[ModelPlan, ...]:
-    """Return the distinct plans of the order's documents. Raises InvalidOrder: a document contradicts the order."""
+    """Return the distinct plans of the order's documents; none of an order of a configuration.
+
+    Raises:
+        InvalidOrder: a document contradicts the order.
+    """
     spec = order.spec
     plans: dict[str, ModelPlan] = {}
     if set(order.documents) != set(spec.devices):
         raise InvalidOrder("there must be documents for exactly the devices of the order")
+    if spec.kind == "configuration":
+        _check_configurations(order)
+        return ()
     for device, documents in order.documents.items():
         revisions = spec.revisions[device]
         forward = _read(device, revisions.forward, documents.message(back=False))
@@ -71,6 +79,27 @@ def plans_of(order: RolloutOrder) -> tuple[ModelPlan, ...]:
             raise InvalidOrder(f"the document for {device}'s way back says nothing about {spec.model}")
         plans |= {one.digest: one for one in (plan, before) if one is not None}
     return tuple(plans.values())
+
+
+def configuration_of(message: bytes) -> tuple[int, DesiredConfiguration | None]:
+    """Return the revision of a document, and what it desires of the device's configuration. Raises BadMessage."""
+    desired = read_unverified(message)
+    return desired.revision, desired.configuration
+
+
+def _check_configurations(order: RolloutOrder) -> None:
+    for device, documents in order.documents.items():
+        revisions = order.spec.revisions[device]
+        forward = _read(device, revisions.forward, documents.message(back=False)).configuration
+        back = _read(device, revisions.back, documents.message(back=True)).configuration
+        if forward is None or settings_digest(forward.settings) != order.spec.version:
+            raise InvalidOrder(f"the document of {device} does not ask for the configuration {order.spec.version}")
+        if back is None:
+            raise InvalidOrder(f"the document for {device}'s way back says nothing about its configuration")
+        try:
+            checked(forward.settings)
+        except SettingRefused as error:
+            raise InvalidOrder(f"the document of {device}: {error}") from error
 
 
 def has_way_back(order: RolloutOrder, device: str) -> bool:

@@ -94,6 +94,7 @@ def rollout_summary(waves: CanaryRollout) -> dict[str, Any]:
     spec, state = waves.spec, waves.state
     return {
         "id": spec.id,
+        "kind": spec.kind,
         "model": spec.model,
         "version": spec.version,
         "phase": str(state.phase),
@@ -126,6 +127,7 @@ def _part(waves: CanaryRollout, device: str, part: DeviceProgress) -> dict[str, 
 
 def _device(rollouts: RolloutController, view: DeviceView) -> dict[str, Any]:
     held = rollouts.document(view.name)
+    configuration = rollouts.configured(view)
     return {
         "name": view.name,
         "freshness": str(view.freshness),
@@ -133,6 +135,9 @@ def _device(rollouts: RolloutController, view: DeviceView) -> dict[str, Any]:
         "revision": rollouts.newest_revision(view),
         "document": None if held is None else held[1].decode(),
         "reported": msgspec.to_builtins(view.reported),
+        "configuration": None
+        if configuration is None
+        else {"state": str(configuration.state), "evidence": configuration.evidence},
         "offers": [{"name": one.name, "version": one.version, "state": one.state} for one in view.offers],
     }
 

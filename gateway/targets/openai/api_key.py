@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import Final, Self
 
-from gateway.followed_file import FollowedFile
 from tidegate.config import ConfigError
+from tidegate.runtime.followed_file import FollowedFile
 
 _FIT: Final = re.compile(r"[!-~]{1,8192}")  # what a header may hold
 _BLOT: Final = b"***"

@@ -20,6 +20,7 @@ from tests.contract.pages.text import Piece, blocks, deployed, inline_code, page
 from tidegate.config import load
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.netsim.proxy.scenario import LinkScenario
+from tidegate.rollout.device_settings import checked, flattened
 from tidegate.tools.config_findings import said_wrongly
 
 KEYS: dict[str, list[Key]] = {role: keys_of(role) for role in ROLES}
@@ -140,6 +141,8 @@ def test_every_yaml_on_a_page_is_read_by_what_it_is_for(block: Piece, tmp_path: 
     for name in files:
         if name == "model.yaml":
             check_manifest(Variant if "in a variant" in block.text else Manifest, values)
+        elif name == "device.yaml":
+            checked(flattened(values))
         elif name == "scenario.yaml":
             msgspec.convert(values, LinkScenario)
         else:

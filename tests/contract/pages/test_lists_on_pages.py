@@ -51,7 +51,11 @@ def codes(cells: Iterable[str]) -> set[str]:
     [
         ("docs/headers.md", ("`code`",), {error.code for error in ERRORS}),
         ("docs/headers.md", ("reason", "means"), {*get_args(AdmissionReason), "quarantined"}),
-        ("docs/degradation.md", ("condition",), {*CONDITIONS, "name_conflict"}),
+        (
+            "docs/degradation.md",
+            ("condition",),
+            {*CONDITIONS, "name_conflict", "configuration_drift", "device_file_refused"},
+        ),
         ("docs/models.md", ("engine",), set(get_args(EngineName))),
         ("docs/models.md", ("policy",), set(get_args(BatchingPolicy))),
         ("docs/offline.md", ("`unsure`",), set(get_args(Unsure))),

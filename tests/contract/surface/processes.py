@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
 
 from cloud_pool.metrics import PoolMetrics
+from edge_agent.configuration.families import configuration_families as settings_families
 from edge_agent.offline.routes import device_routes as edge_routes
 from edge_agent.serving.metrics import EdgeMetrics
 from gateway.app import Gateway
@@ -35,6 +36,7 @@ from gateway.core.health.degradation import Condition
 from gateway.core.history.recorder import FlightRecorder
 from gateway.core.response_cache.response_cache import CacheLimits, ResponseCache
 from gateway.core.versions.canary import CanaryRollout, DocumentRevisions, RolloutSpec
+from gateway.core.versions.configuration_drift import ConfiguredDevice, DesiredHere, DriftWatch
 from gateway.core.versions.traffic_split import TrafficSplit, TrafficSplits
 from gateway.default_versions import DefaultVersions
 from gateway.delivery.artifacts.server import ArtifactServer
@@ -51,6 +53,7 @@ from gateway.operate.admin import admin_routes
 from gateway.operate.admin_routes import operator_routes
 from gateway.operate.agreement_report import agreement_families, agreement_routes
 from gateway.operate.cache_report import cache_families
+from gateway.operate.configuration_report import configuration_families, configuration_json
 from gateway.operate.devices import device_routes
 from gateway.operate.log_levels import log_level_routes
 from gateway.operate.trial_report import trial_families
@@ -69,7 +72,7 @@ from tests.support.loop import run
 from tests.support.serving.hosts import EchoHost
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
-from tidegate.fleet.reported import ModelReport, Reported, RolloutState
+from tidegate.fleet.reported import ConfigurationReport, ModelReport, Reported, RolloutState, SettingDifference
 from tidegate.generate.usage import Usage, usage_parameters
 from tidegate.link.service import LinkService
 from tidegate.metrics.exposition import Exposition
@@ -82,6 +85,7 @@ from tidegate.oip.host import ModelStatistics
 from tidegate.oip.http.server import OipRoutes
 from tidegate.openai.routes import openai_routes
 from tidegate.outcome import Outcome, Overloaded
+from tidegate.rollout.desired import DesiredConfiguration
 from tidegate.tracing.config import TracingConfig
 from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, Route, Tensor
 
@@ -126,6 +130,7 @@ def _of_a_gateway() -> list[Metric]:
     counted.add(lambda: [condition_family(fleet), *scaling_families(_busy()), *trial_families(_on_trial())])
     counted.add(lambda: agreement_families(run(_shadowing())))
     counted.add(lambda: cache_families(_known_answers()))
+    counted.add(lambda: configuration_families(_drifted()))
     counted.add(lambda: process_families([Member("worker-1", "worker")]))
     counted.add(tracing.families)
     counted.add(lambda: loop_families(LoopLag()))
@@ -174,7 +179,8 @@ def _of_an_edge() -> list[Metric]:
     sensors = SimpleNamespace(now=SimpleNamespace(battery=0.5, on_battery=False, temperature_c=40.0, throttled=False))
     sync = SimpleNamespace(connected=True, epoch=1)
     counts = EdgeMetrics(*cast(Any, (host, list, queue, sensors, sync)), sandbox={"files": True})
-    return _with_loop_lag(counts.collect)
+    settings = cast(Any, SimpleNamespace(report=ConfigurationReport(RolloutState.COMMITTED, "0")))
+    return _with_loop_lag(lambda: [*counts.collect(), *settings_families(settings)])
 
 
 def _with_loop_lag(collect: Callable[[], Iterable[Metric]]) -> list[Metric]:
@@ -298,6 +304,7 @@ async def _answers() -> dict[str, Any]:
             document=lambda _: None,
             newest_revision=lambda _: 0,
             lease=SimpleNamespace(conductor="main"),
+            configured=lambda _: _drifted().of("kiosk"),
         )
         rollouts.all["ID"].advance(1.0)
         rollouts.all["ID"].pause("operator")
@@ -305,7 +312,12 @@ async def _answers() -> dict[str, Any]:
         watch = ScalingWatch(gateway.fleet, gateway.admission, ReplicaScaler(ScalingSpec()))
         tables = [
             *admin_routes(
-                gateway.fleet, gateway.catalog, gateway.dispatcher, {"kiosk": "its name"}, gateway.broker_rights
+                gateway.fleet,
+                gateway.catalog,
+                gateway.dispatcher,
+                {"kiosk": "its name"},
+                gateway.broker_rights,
+                configured=lambda _now: configuration_json(_drifted(), NOW + 60.0),
             ),
             *device_routes(lambda: (_device(),)),
             *log_level_routes(),
@@ -354,9 +366,22 @@ async def _shadowing() -> Shadowing:
     return cast(Any, SimpleNamespace(watch=watch, worklist=worklist, budget=ShadowBudget(0.02), outcomes=outcomes))
 
 
+def _drifted() -> DriftWatch:
+    """What is known of a device that has other settings than are desired of it."""
+    drift, desired = DriftWatch(), {"kiosk": DesiredHere.of(7, DesiredConfiguration({"nice": 3}))}
+    reported = _device().reported
+    assert reported is not None
+    accepted = replace(reported, accepted={"device/kiosk": 7})
+    drift.look(desired, [ConfiguredDevice("kiosk", accepted, True)], NOW)
+    return drift
+
+
 def _device() -> DeviceView:
     offers = (ModelOffer("echo", "3", (variant(),)),)
-    reported = Reported("kiosk", 1, 1, 0, models=(ModelReport("echo", RolloutState.ACTIVE),))
+    differs = (SettingDifference("nice", 9, "hand"),)
+    configuration = ConfigurationReport(RolloutState.COMMITTED, "0", "why", "device/kiosk", 7, "0", differs, "refused")
+    model = ModelReport("echo", RolloutState.ACTIVE)
+    reported = Reported("kiosk", 1, 1, 0, models=(model,), configuration=configuration)
     return DeviceView(
         "kiosk", 1, ("http://kiosk",), offers, None, Freshness.FRESH, 0.1, "", reported=reported, agent="0.1.0"
     )

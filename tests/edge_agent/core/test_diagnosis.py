@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from edge_agent.core import diagnosis
@@ -119,3 +121,24 @@ def test_a_hot_device_rests_until_it_has_cooled() -> None:
 ])  # fmt: skip
 def test_a_sandbox_that_lacks_a_part_is_said(mode: str, missing: tuple[str, ...], verdict: str) -> None:
     assert diagnosis.sandbox(mode, missing).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({"changed": {"nice": 3}}, [("settings", "ok", "nice=3")]),
+        ({"changed": {"nice": 3}, "trying": True}, [("settings", "ok", "nice=3, on trial")]),
+        ({"changed": {"slots": 2}, "at_start": ("slots",)}, [("settings", "warning", "slots for the agent's")]),
+        ({"taken_back": ("old", "closed: hot")}, [("settings", "warning", "taken back: closed: hot")]),
+        ({"file": "key 'mqtt'"}, [("device_file", "warning", "key 'mqtt'")]),
+    ],
+)  # fmt: skip
+def test_settings_that_were_changed_from_outside_are_said(
+    changes: dict[str, Any], found: list[tuple[str, str, str]]
+) -> None:
+    given: dict[str, Any] = {"changed": {}, "trying": False, "at_start": (), "taken_back": (), "file": ""}
+    findings = diagnosis.settings(**(given | changes))
+    assert [(one.check, one.verdict) for one in findings] == [(check, verdict) for check, verdict, _ in found]
+    assert all(words in one.words for one, (_, _, words) in zip(findings, found, strict=True))
+    assert all(one.advice for one in findings if one.verdict != "ok")

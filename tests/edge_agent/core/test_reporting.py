@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from gateway.fleet_sync.freshness import Freshness
 from tests.support.mqtt.device_messages import TOPICS, offer, register
 from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.messages import Birth, Death, Heartbeat, Inventory, decode_up, inventory_hash
-from tidegate.fleet.reported import ModelReport, RolloutState
+from tidegate.fleet.reported import ConfigurationReport, ModelReport, Reported, RolloutState
 from tidegate.fleet.topics import DeviceTopic
 from tidegate.types import LoadReport
 
@@ -218,3 +219,28 @@ def test_progress_alone_is_told_every_five_seconds() -> None:
     assert set(early) == {"hb"}
     assert "reported" in kinds(machine.due(more, 100.0 + PROGRESS_GAP_S, UTC))
     assert "reported" not in kinds(machine.due(more, 100.0 + 3 * PROGRESS_GAP_S, UTC))
+
+
+def test_changed_settings_are_told_at_once_also_by_a_device_without_rollouts() -> None:
+    machine = reporting()
+    before = ConfigurationReport(RolloutState.COMMITTED, "d1")
+    began = machine.connected(7, state(configuration=before), 100.0, UTC)
+    told = read(next(one for one in began if one.kind is DeviceTopic.REPORTED))
+    assert (told.configuration, told.takes_rollouts) == (before, False)
+    assert machine.due(state(configuration=before), 101.2, UTC)[0].kind is DeviceTopic.HEARTBEAT
+
+    after = ConfigurationReport(RolloutState.ACTIVE, "d2", scope="device/kiosk-1", revision=3)
+    told = read(machine.due(state(configuration=after), 101.4, UTC)[0])
+    assert told.configuration == after
+
+
+def test_a_report_with_settings_is_read_by_a_gateway_that_knows_of_none_and_the_other_way_round() -> None:
+    class OldReported(msgspec.Struct, frozen=True):
+        device: str = msgspec.field(name="dev")
+        accepted: dict[str, int] = {}
+
+    settings = ConfigurationReport(RolloutState.FAILED, "d")
+    full = Reported("kiosk-1", 1, 1, 0, accepted={"device/kiosk-1": 3}, configuration=settings)
+    assert msgspec.json.decode(msgspec.json.encode(full), type=OldReported).accepted == {"device/kiosk-1": 3}
+    old = decode_up(DeviceTopic.REPORTED, b'{"dev":"kiosk-1","e":1,"s":1,"m":0,"v":1}')
+    assert isinstance(old, Reported) and (old.configuration, old.takes_rollouts) == (None, True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gateway.commands.status import gateway_lines, sandbox_lines, targets_table
+from gateway.commands.status import configuration_lines, gateway_lines, sandbox_lines, targets_table
 
 
 def target(id: str, *sandboxes: str | None) -> dict[str, Any]:
@@ -53,3 +53,9 @@ def test_a_long_reason_leaves_room_for_the_name_of_its_target() -> None:
     with told.capture() as caught:
         told.print(targets_table([{"id": "edge/desk", **down, **rest}]))
     assert "edge/desk" in caught.get() and "http://h:1" in caught.get()
+
+
+def test_settings_of_devices_are_counted_where_some_are_desired() -> None:
+    assert configuration_lines({}) == configuration_lines({"devices": {}, "drifted": []}) == []
+    (line,) = configuration_lines({"devices": {"in_sync": 38, "pending": 0, "drifted": 2}})
+    assert line.startswith("settings of devices: 38 in sync, 2 drifted")

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.fleet_sync.freshness import DeviceView, Freshness
-from tests.support.mqtt.device_messages import Device, Spoken, offer, register
+from tests.support.mqtt.device_messages import TOPICS, Device, Spoken, offer, register, spoken
 from tests.support.mqtt.views import DEAD, FRESH, STALE, SUSPECT, alive, freshness, only
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
-from tidegate.fleet.reported import ModelReport, RolloutState
+from tidegate.fleet.reported import ConfigurationReport, ModelReport, Reported, RolloutState
+from tidegate.fleet.topics import DeviceTopic
 from tidegate.types import LoadReport
 
 # -- what is seen ------------------------------------------------------------------------------------------------------
@@ -244,3 +245,21 @@ def test_the_ghost_that_a_broker_keeps_never_looks_usable(data: st.DataObject) -
         fleet.fold(topic, payload, later, retained=True)
     for wait_s in (0.0, 1.0, 9.0, 11.0):
         assert not freshness(fleet, later + wait_s).is_usable
+
+
+def test_a_device_that_refuses_its_own_file_is_remembered_until_it_takes_it() -> None:
+    registry, device = register(), Device()
+    registry.fold(*device.birth(0.0), 0.0)
+
+    def says(sequence: int, file: str, now: float) -> None:
+        report = ConfigurationReport(RolloutState.COMMITTED, "d", file=file)
+        registry.fold(*spoken(Reported(device.name, device.epoch, sequence, 0, configuration=report)), now)
+
+    says(1, "key 'mqtt'", 1.0)
+    says(2, "key 'host'", 2.0)
+    assert registry.refused_files == {device.name: (1.0, "key 'host'")}
+    says(3, "", 3.0)
+    assert registry.refused_files == {}
+    says(4, "key 'mqtt'", 4.0)
+    registry.fold(TOPICS.up(device.name, DeviceTopic.BIRTH), b"", 5.0)
+    assert registry.refused_files == {}, "with the device itself"

@@ -141,7 +141,7 @@ class Client:
 
 @pytest.fixture
 async def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    monkeypatch.setattr("gateway.followed_file.POLL_S", 0.1)
+    monkeypatch.setattr("tidegate.runtime.followed_file.POLL_S", 0.1)
     monkeypatch.setattr("gateway.targets.attestation_verifier.FIRST_RETRY_S", 0.1)
     async with Site(tmp_path) as one:
         yield one

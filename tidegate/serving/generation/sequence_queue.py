@@ -122,6 +122,10 @@ class SequenceQueue:
         self._places: dict[str, _Place] = {}
         self._where: dict[int, str] = {}  # of those begun
 
+    def resize(self, max_size: int) -> None:
+        """From now on so many may wait; what waits already stays."""
+        self._max_size = max_size
+
     @property
     def queued(self) -> int:
         return len(self._waiting)

@@ -61,6 +61,10 @@ class SequenceScheduler:
         self._timer: asyncio.TimerHandle | None = None
         self._wake_at: float | None = None
 
+    def resize(self, max_size: int) -> None:
+        """As `SequenceQueue.resize`."""
+        self._queue.resize(max_size)
+
     @property
     def queued(self) -> int:
         return self._queue.queued

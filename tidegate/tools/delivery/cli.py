@@ -194,7 +194,7 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
         return plan_of(olds[wanted], wanted, keep=plan.keep)
 
     roots = read_chain(given["roots"]) if given["roots"] else ()
-    signing = OrderSigning([_signing_key(path) for path in given["keys"]], given["rotate"], roots)
+    signing = OrderSigning([signing_key(path) for path in given["keys"]], given["rotate"], roots)
     issued_s = int(clock.utc_s())
     expires_s = issued_s + max(1, round(given["expires"]))
     terms = OrderTerms(name, plan, tuple(report["urls"]), issued_s, given["replace_unsigned"], expires_s)
@@ -242,12 +242,14 @@ def status(name: str, watch: bool, all_devices: bool, admin: str, as_json: bool)
     """
     gateway = Admin(admin)
     every = _shipped(gateway, "/v1/rollouts", "rollouts")
-    wanted = [one for one in every if name in ("", one["model"], one["id"])]
+    models_only = [one for one in every if name or one.get("kind", "model") == "model"]
+    wanted = [one for one in models_only if name in ("", one["model"], one["id"])]
     if watch and wanted:
         follow(gateway, gateway.read(f"/v1/rollouts/{wanted[-1]['id']}"), as_json=as_json)
         return
     whole = [gateway.read(f"/v1/rollouts/{one['id']}") for one in wanted[-20:]]
-    models = {one["model"] for one in wanted} | ({name} if name else set())
+    of_models = [one for one in wanted if one.get("kind", "model") == "model"]
+    models = {one["model"] for one in of_models} | ({name} if name and len(of_models) == len(wanted) else set())
     rows = device_rows(_shipped(gateway, "/v1/devices", "devices"), whole, models)
     every_model = gateway.read("/v1/versions")["models"]
     versions = [one for one in every_model if not name or one["name"] in models]
@@ -297,7 +299,8 @@ def _steering(verb: str, words: str, note: str, *examples: str) -> click.Command
             show(one, as_json)
         else:
             follow(gateway, one, as_json=as_json, good="succeeded" if verb == "resume" else "returned")
-            _say_default(gateway, one["model"])
+            if one.get("kind", "model") == "model":
+                _say_default(gateway, one["model"])
 
     if verb in ("abort", "rollback"):
         option = click.option("--leave-none", is_flag=True, help="Also where no target would serve the model then.")
@@ -312,7 +315,7 @@ def _say_default(gateway: Admin, model: str) -> None:
             click.echo(f"requests that name no version get {words_of_default(one)}", err=True)
 
 
-_NAME = "NAME: a model (its newest rollout), or a rollout's id."
+_NAME = "NAME: a model (its newest rollout), or a rollout's id, also of settings."
 pause = _steering(
     "pause",
     f"Begin no further wave. {_NAME}",
@@ -351,7 +354,8 @@ def _version(repository: Path, name: str, version: str) -> Any:
         raise click.ClickException(str(error)) from error
 
 
-def _signing_key(path: Path) -> Ed25519PrivateKey:
+def signing_key(path: Path) -> Ed25519PrivateKey:
+    """The key that signs documents. Raises ClickException: there is none."""
     maker = "tidegate keys signing create"
     if not path.exists():  # that command takes a name, and writes NAME.key
         raise click.ClickException(f"there is no signing key {path}; `{maker} {path.stem}` makes one")
@@ -435,13 +439,13 @@ def _chosen(
 ) -> tuple[list[ListedDevice], int]:
     """The devices to ask, in order, and how many have it already."""
     every = msgspec.convert(report, list[ListedDevice], strict=False)
-    takers = [one for one in every if one.reported is not None]
+    takers = [one for one in every if one.takes_documents]
     named = {one.name: one for glob in globs for one in every if fnmatchcase(one.name, glob)}
     grouped = {one.name: one for group in groups for one in takers if one.reported and group in one.reported.groups}
     for glob in globs:
         if not any(fnmatchcase(one.name, glob) for one in every):
             raise click.ClickException(f"no device is called {glob!r}; `tidegate status` lists them")
-    if deaf := sorted(one.name for one in named.values() if one.reported is None):
+    if deaf := sorted(one.name for one in named.values() if not one.takes_documents):
         raise click.ClickException(f"{deaf[0]} takes no rollouts: set `rollout.keys` in its configuration")
     alive = {one.name: one for one in takers if one.freshness != "dead"}
     found = {**grouped, **named} if globs or groups else alive

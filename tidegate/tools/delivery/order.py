@@ -1,5 +1,7 @@
 """An order for a rollout, made and signed where the operator's key is: two documents for each device.
 
+A rollout brings a version of a model, or settings; both are parts of one document, so that one revision orders them.
+
 A device's document lists every model that it shall run, so what its newest document says of other models is carried
 over, unchanged, and only where one of the operator's own keys has signed it: else a gateway under an attacker's control
 could have documents of its own signed. The document for the way back is the same with the model as it was: by the
@@ -28,6 +30,7 @@ from tidegate.rollout.signing import SignatureRefused, public_text, sign_documen
 from tidegate.security.attestation.software import key_id
 
 _AT_ONCE: Final = Soak(duration_s=0.0)
+_WAYS: Final = ("forward", "back")
 
 
 class OrderError(Exception):
@@ -40,6 +43,13 @@ class ListedOffer(msgspec.Struct, frozen=True):
     state: str = "ready"
 
 
+class ListedConfiguration(msgspec.Struct, frozen=True):
+    """How the device's settings are to those that the gateway desires."""
+
+    state: str
+    evidence: str = ""
+
+
 class ListedDevice(msgspec.Struct, frozen=True):
     """A device as the gateway reports it (`GET /v1/devices`)."""
 
@@ -49,6 +59,11 @@ class ListedDevice(msgspec.Struct, frozen=True):
     document: str | None = None
     reported: Reported | None = None
     offers: tuple[ListedOffer, ...] = ()
+    configuration: ListedConfiguration | None = None
+
+    @property
+    def takes_documents(self) -> bool:
+        return self.reported is not None and self.reported.takes_rollouts
 
     def running(self, model: str) -> str:
         """The version that answers now; "" where there is none."""
@@ -116,9 +131,9 @@ def make_order(
     Raises:
         OrderError: a device's newest document is not by these keys.
     """
-    documents, revisions = {}, {}
+    pairs: dict[str, tuple[DesiredDocument, DesiredDocument]] = {}
     for device in devices:
-        standing = _standing(device, terms, signing)
+        standing = standing_document(device, signing, replace_unsigned=terms.replace_unsigned)
         before = standing.models.get(terms.model)
         if before is None and (version := device.running(terms.model)):
             before = plan_of(version)
@@ -139,23 +154,40 @@ def make_order(
             models=others if before is None else {**others, terms.model: replace(before, probe=Probe(), soak=_AT_ONCE)},
             remove=(*forward.remove, terms.model) if before is None else forward.remove,
         )
-        documents[device.name] = {
-            "forward": msgspec.Raw(sign_document(forward, signing.keys, signing.roots)),
-            "back": msgspec.Raw(sign_document(back, signing.keys, signing.roots)),
+        pairs[device.name] = forward, back
+    return signed_order(spec, pairs, signing)
+
+
+def signed_order(
+    spec: Mapping[str, Any], pairs: Mapping[str, tuple[DesiredDocument, DesiredDocument]], signing: OrderSigning
+) -> bytes:
+    """The order of these devices' documents forward and back, in their order."""
+    documents = {
+        name: {
+            way: msgspec.Raw(sign_document(one, signing.keys, signing.roots))
+            for way, one in zip(_WAYS, pair, strict=True)
         }
-        revisions[device.name] = {"forward": forward.revision, "back": back.revision}
-    names = [device.name for device in devices]
-    return msgspec.json.encode({"spec": {**spec, "devices": names, "revisions": revisions}, "documents": documents})
+        for name, pair in pairs.items()
+    }
+    revisions = {
+        name: {way: one.revision for way, one in zip(_WAYS, pair, strict=True)} for name, pair in pairs.items()
+    }
+    whole = {**spec, "devices": list(pairs), "revisions": revisions}
+    return msgspec.json.encode({"spec": whole, "documents": documents})
 
 
-def _standing(device: ListedDevice, terms: OrderTerms, signing: OrderSigning) -> DesiredDocument:
-    """The contents of the device's newest document."""
+def standing_document(device: ListedDevice, signing: OrderSigning, *, replace_unsigned: bool) -> DesiredDocument:
+    """The contents of the device's newest document; of one that it has had none, an empty one.
+
+    Raises:
+        OrderError: it is not by these keys, and `replace_unsigned` does not leave it out.
+    """
     if device.document is None:
         return DesiredDocument(1, 0, device=device.name)
     try:
         return verify_document(device.document.encode(), signing.trusted)[0]
     except (SignatureRefused, BadMessage) as error:
-        if terms.replace_unsigned:
+        if replace_unsigned:
             return DesiredDocument(1, 0, device=device.name)
         raise OrderError(
             f"the newest document of {device.name} is not by your key: {error}. Show that key too (--key), or write "

@@ -136,6 +136,15 @@ def test_a_document_that_a_device_refuses_is_an_error_with_its_reason() -> None:
     assert (part.step, part.reason) == (DeviceStep.FAILED, "refused_signature")
 
 
+def test_a_strangers_document_under_the_same_number_fails_no_device_that_has_the_right_one() -> None:
+    waves = begun(max_errors=0)
+    foreign = (DocumentRefusal("device/edge-01", "scope: it is for device/edge-02", 7),)
+    waves.hear({"edge-01": msgspec.structs.replace(report("edge-01", "committed"), refused=foreign)})
+    waves.advance(0.0)
+
+    assert waves.state.parts["edge-01"].step is DeviceStep.SUCCEEDED and waves.state.phase is RolloutPhase.RUNNING
+
+
 def test_reports_of_other_documents_say_nothing_about_this_one() -> None:
     waves = begun()
     say(waves, "committed", *FORTY[:2], revision=6)

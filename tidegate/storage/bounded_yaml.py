@@ -1,4 +1,4 @@
-"""A YAML document that another program writes is composed within bounds, so that none can stop the gateway.
+"""A YAML document that another program writes is composed within bounds, so that none can stop its reader.
 
 Three kinds of small documents are expensive: deep ones end the interpreter's stack, aliases of aliases stand for
 millions of values ("billion laughs"), and a list of a million scalars takes a minute. All three show in the events of

@@ -1,8 +1,9 @@
 """A small file that another process writes is read again within a second of a change.
 
-A poll of the file's stamp (inode, size, time) finds a file that was put in place of another one as well as one that was
-written to, on any file system, without a watch that can be lost. A file that cannot be read leaves what was read before
-as it is, and is logged once: a typo must neither let every caller in nor shut every caller out.
+A poll of the file's stamp (inode, size, times of content and rights) finds a file that was put in place of another one
+as well as one that was written to, on any file system, without a watch that can be lost. A file that cannot be read
+leaves what was read before as it is, and is logged once: a typo must neither let every caller in nor shut every caller
+out.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tidegate.runtime.owned_task import OwnedTask
 
 POLL_S: Final = 0.5  # with what follows from a change, a second
 Content = TypeVar("Content")
-Stamp = tuple[int, int, int]
+Stamp = tuple[int, int, int, int]
 
 log = structlog.get_logger(__name__)
 
@@ -114,7 +115,7 @@ class FollowedFile(Generic[Content]):
             found = self.path.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def __repr__(self) -> str:
         return f"<FollowedFile {self.path}{', unusable now' if self._complained else ''}>"
