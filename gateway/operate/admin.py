@@ -71,6 +71,7 @@ def admin_routes(
     peers: Peers | None = None,
     processes: AllProcesses | None = None,
     cached: Callable[[], list[dict[str, Any]]] = list,
+    helped: Callable[[], list[dict[str, Any]]] = list,
 ) -> list[web.RouteDef]:
     """
     Args:
@@ -79,6 +80,7 @@ def admin_routes(
         peers: the gateways beside this one.
         processes: of a gateway with `workers`; None: this is all.
         cached: by model, what is answered from the response cache.
+        helped: by device, the requests that it asks for now.
     """
 
     async def state(_request: web.Request) -> web.Response:
@@ -90,7 +92,8 @@ def admin_routes(
             workers, elsewhere = processes.members(), processes.by_target
             for target in told["targets"]:
                 target["in_flight"] += elsewhere.get(target["id"], 0)
-        return web.json_response({**told, "gateways": peers_json(peers, now), "workers": workers, "cache": cached()})
+        own = {"gateways": peers_json(peers, now), "workers": workers, "cache": cached(), "help": helped()}
+        return web.json_response({**told, **own})
 
     async def decisions(request: web.Request) -> web.Response:
         sought, most, skip = _sought(request.query)

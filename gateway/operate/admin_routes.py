@@ -59,6 +59,7 @@ def operator_routes(
     processes: AllProcesses | None = None,
     admitted: Callable[[], dict[str, Any]] | None = None,
     cached: Callable[[], list[dict[str, Any]]] = list,
+    helped: Callable[[], list[dict[str, Any]]] = list,
 ) -> list[web.RouteDef]:
     """Return the admin port's routes; with the console's if `watch` is given.
 
@@ -67,6 +68,7 @@ def operator_routes(
         processes: of a gateway with `workers`; None: this is all.
         admitted: the console's figures of what all of them let in.
         cached: by model, what is answered from the response cache.
+        helped: by device, the requests that it asks for now.
     """
     recordings = TrafficRecorder(dispatcher.recorder, fleet, gateway=name, policy=policy, serves=processes is None)
     admin = [
@@ -81,6 +83,7 @@ def operator_routes(
             peers=peers,
             processes=processes,
             cached=cached,
+            helped=helped,
         ),
         *device_routes(directory.devices),
         *log_level_routes(),
