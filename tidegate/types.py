@@ -311,3 +311,4 @@ class Reply(msgspec.Struct, frozen=True):
     cut: str = ""  # why an answer ends before its time, where that was decided here
     fallback_model: str = ""  # the model that answered instead of the one that was asked for
     sequence_home: str = ""  # of a step: a token of the target that has its state, for other gateways
+    helped_by: str = ""  # of a device's answer: the gateway that it asked for it, and why

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
+from edge_agent.core.help_counts import HelpCounts
 from edge_agent.device.sensors import Sensors
 from edge_agent.fleet.sync import EdgeSync
 from edge_agent.serving.host import EdgeHost
@@ -27,6 +28,7 @@ async def open_metrics(
     sandbox: Mapping[str, bool],
     generated: GeneratedCounts,
     loop_lag: LoopLag,
+    helped: HelpCounts | None = None,
 ) -> str:
     """Where it listens, until the stack ends. Raises StartError."""
     try:
@@ -36,7 +38,7 @@ async def open_metrics(
         from tidegate.metrics.loop_families import loop_families
     except ModuleNotFoundError as error:
         raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
-    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox=sandbox, generated=generated)
+    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox=sandbox, generated=generated, helped=helped)
     exposition = Exposition(metrics.collect)
     exposition.add(lambda: loop_families(loop_lag))
     door = ScrapeServer(exposition.render, *address)

@@ -110,7 +110,9 @@ class HelpService:
         """The gRPC method of a device's stream."""
         asker, device = await self._enter(context)
         if asker not in self._askers and len(self._askers) >= self._max_streams:
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{len(self._askers)} devices have streams for help")
+            await context.abort(
+                grpc.StatusCode.RESOURCE_EXHAUSTED, f"{len(self._askers)} devices have streams for help"
+            )
         host = AskerHost(self._host, self._admission, device, asker, identify=self._identify)
         stream = await ServedStream.open(context)
         server = self.links.server_for(stream, host=host, host_for=host.bearing)

@@ -16,6 +16,7 @@ A generating model has a `generative` section, and each of its variants a `gener
 
 from __future__ import annotations
 
+from math import inf, nextafter
 from typing import Final, Literal
 
 import msgspec
@@ -216,6 +217,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     def variants_for(self, where: Where) -> tuple[Variant, ...]:
         return tuple(variant for variant in self.variants if where in variant.where)
+
+    def better_than(self, variant: str) -> float:
+        """The least quality above this variant's; 0 where none is known to be better."""
+        one = self.variant(variant)
+        if one is None or one.quality is None or variant not in self.improvable:
+            return 0.0
+        return nextafter(one.quality.value, inf)
 
     @property
     def improvable(self) -> frozenset[str]:
