@@ -71,7 +71,7 @@ from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
 from tidegate.security.attestation.measurement import Measurement, measure_process
 from tidegate.security.certificate_identity import CertificateIdentity, Role
-from tidegate.security.tls import Tls, check_encrypted, tls_of
+from tidegate.security.tls import Dialler, Tls, check_encrypted, tls_of
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.http_server import open_http_server
 from tidegate.servers.limits import PortGroup, limits_by_port
@@ -309,11 +309,14 @@ class EdgeApp:
                 name, self._epoch.current, __version__, boot=self._boot, uptime_s=clock.now() - self._began_at
             ),
             gateways=lambda: self._dialling.gateways() if self._dialling is not None else {},
-            dialler_of=lambda address, named: self._dialling and self._dialling.dialler(address, named),
+            dialler_of=self._dialler_of,
             key=read_key(self.config.dial_key_file),
             draw=self._draw,
             max_message_bytes=self.config.max_message_bytes,
         )
+
+    def _dialler_of(self, address: str, named: str) -> Dialler | None:
+        return None if self._dialling is None else self._dialling.dialler(address, named)
 
     def _helping_host(self) -> HelpingHost | None:
         section = self.config.help

@@ -82,8 +82,8 @@ from gateway.observe.conditions import (
 from gateway.operate.admin_routes import admin_middlewares, operator_routes, require_right
 from gateway.operate.agreement_report import agreement_families, agreement_routes, drift_conditions
 from gateway.operate.cache_report import cache_families, cache_json
-from gateway.operate.help_report import help_families, help_json
 from gateway.operate.console.history import ConsoleHistory
+from gateway.operate.help_report import help_families, help_json
 from gateway.operate.model_routes import model_routes
 from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes

@@ -63,7 +63,8 @@ class GatewayDrain:
     @property
     def under_way(self) -> int:
         """The number of requests and streams that are waited for."""
-        return self._service.under_way + sum(one.under_way for one in (*self._http, *self._streams))
+        answered = sum(one.under_way for one in self._streams)
+        return self._service.under_way + sum(one.under_way for one in self._http) + answered
 
     async def run(self, drain_s: float, *, refuses: Callable[[], bool] = lambda: True) -> None:
         """Refuse what is new; return when what is under way has ended, or after `drain_s`.

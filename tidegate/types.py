@@ -176,7 +176,8 @@ class Call(msgspec.Struct, frozen=True):
     ttft_s: float | None = None  # of a generation, the budget of its first token, from `arrived_at`; None: without
     tpot_s: float | None = None  # and of each further one, on average over the answer
     resumes: bool = True  # whether another target may go on with an answer that has begun
-    # Of a request that another gateway sent on: the gateways that it has come through. Of one that a device asks for: it.
+    # Of a request that another gateway sent on: the gateways that it has come through. Of one that a device asks for:
+    # the device.
     path: tuple[str, ...] = ()
 
     @property

@@ -1,7 +1,7 @@
 """The callers' guard notes the credential that a local caller shows, for a gateway that is asked for help.
 
-The device itself proves no credential and lets every caller in, as without help. The gateway proves the credential as if
-the caller had come to it, so that the caller's tenant, rights and quotas count, within those of the device. The
+The device itself proves no credential and lets every caller in, as without help. The gateway proves the credential as
+if the caller had come to it, so that the caller's tenant, rights and quotas count, within those of the device. The
 credential stays with its one request: it is in no log and in no repr.
 """
 

@@ -159,7 +159,7 @@ class HelpLine:
 
     async def _follow_models(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> str:
         """Ask again and again with which models this gateway helps; never ends."""
-        ask = channel.unary_unary(MODELS_PATH)
+        ask = channel.unary_unary(MODELS_PATH, None, None)
         await self._greeted.wait()
         while True:
             try:

@@ -7,8 +7,8 @@ what it gets (`confidence.unsure`):
     reject   503 with a time to come back
     defer    202 with a ticket: a gateway computes it once one is reachable, and the answer comes back to this device
 
-Where the device may ask a gateway for help (`edge_agent/help`) it does so first, for an unsure answer as for any refusal:
-the above is what follows where no gateway helped.
+Where the device may ask a gateway for help (`edge_agent/help`) it does so first, for an unsure answer as for any
+refusal: the above is what follows where no gateway helped.
 
 A caller that sends `tidegate-defer: 1` accepts a ticket instead of any refusal for lack of room, time or a worker, and
 instead of an unsure answer. A pinned request stays where it is: it is never deferred, its unsure answer is only
@@ -28,9 +28,9 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from edge_agent.help.helping_host import HelpingHost
 from edge_agent.offline.queue_db import StoredItem
 from edge_agent.offline.store import OfflineStore
-from edge_agent.help.helping_host import HelpingHost
 from edge_agent.serving.host import EdgeHost
 from tidegate import clock
 from tidegate.fleet.stored import MAX_BODY_BYTES, Kind
@@ -179,7 +179,7 @@ class LocalHost:
         return f"model {manifest.name!r} is sure by {confidence:.2f}, below {manifest.confidence.threshold:g}"
 
     async def _better(self, call: Call, reply: Reply, credential: str) -> Reply | None:
-        """A gateway's answer instead of an unsure one; None where none is to be had, or the caller wants this variant."""
+        """A gateway's answer instead of an unsure one; None where there is none, or the caller wants this variant."""
         if self._helping is None or call.variant:
             return None
         return await self._helping.better(call, reply, credential)

@@ -75,7 +75,7 @@ class EdgeHost(TargetHost[EdgeModel]):
         return self._offers
 
     def finish_in_s(self, call: Call, deadline: float) -> float | None:
-        """The predicted time until a call would be done if it came now; None where `infer` would refuse it, or knows more.
+        """The predicted time until a call would be done if it came now; None where only `infer` can tell.
 
         A prediction only: it changes nothing, and what it was made of may be another thing a moment later.
         """

@@ -1,9 +1,9 @@
 """The help service takes the requests that devices cannot answer well, on streams that the devices open for it.
 
-The streams come in by the port that devices dial (`link_port`), with the same proof of who they are, and live no longer
-than it. Each is a link stream like any other, in which the gateway is the side that answers (`tidegate/link/server.py`):
-so budgets, cancellation, tokens, chunks of large bodies and heartbeats are the link's. A device that leaves a request,
-or whose stream ends, frees the request's place here and at the target.
+The streams come in by the port that devices dial (`link_port`), with the same proof of who they are, and live no
+longer than it. Each is a link stream like any other, in which the gateway is the side that answers
+(`tidegate/link/server.py`): so budgets, cancellation, tokens, chunks of large bodies and heartbeats are the link's. A
+device that leaves a request, or whose stream ends, frees the request's place here and at the target.
 
     stream → proof → name and grant → requests, each on its device's rights and quotas, and through the same layers as a
     caller's

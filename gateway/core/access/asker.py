@@ -4,7 +4,7 @@ What the gateway believes of such a request, and what not:
 
     who asks            what the device's certificate or key proves, as where it dials in; never a word in the request
     what it may have    the grant of the device (`help.devices`): models, priority, pin, quotas
-    for whom            of a caller that showed the device a credential, what that credential proves and grants, and within
+    for whom            of a caller that showed the device a credential, what that credential proves and grants, within
                         the device's grant; of any other caller the device's tenant, or another one where the device
                         may act for others
 
