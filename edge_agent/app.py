@@ -293,6 +293,11 @@ class EdgeApp:
             self.addresses["http"] = await enter(http)
 
     @property
+    def help(self) -> HelpLines | None:
+        """The gateways that it may ask for help; None where it asks none."""
+        return self._lines
+
+    @property
     def local(self) -> LocalHost:
         """The models as local callers see them."""
         assert self._local is not None, "enter the app first"

@@ -3,6 +3,7 @@
     predicted in time here                               here
     predicted late here, and in time at a gateway        the gateway, while there is time for it
     predicted late here, and nothing better is known     here: the device's own queue decides (`edge_queue.py`)
+    begun here, and not answered when it should be       the gateway beside it, while there is time for it
     never here (it does not fit, was refused, no model)  the gateway, unless it is provably late there too
     no gateway may or can be asked                       refused here, as without help
 
@@ -83,6 +84,22 @@ def choose_place(need: HelpNeed, gateways: Sequence[HelpingGateway], in_flight: 
         late = f"{best.name} takes {best.took_s * 1e3:.0f} ms, and {need.left_s * 1e3:.0f} ms are left"
         return HelpChoice(otherwise, why=late)
     return HelpChoice("gateway", best.name)
+
+
+def ask_after_s(left_s: float, here_s: float, took_s: float | None) -> float:
+    """Seconds after which a gateway is asked beside the device for what is not answered by then; inf: never.
+
+    As late as there is time for twice what the gateway takes, and not before twice what was predicted here. Predictions
+    of a queue are wrong where something in it takes longer than ever before, or hangs.
+
+    Args:
+        left_s: of the budget.
+        here_s: predicted, until it would be done here.
+        took_s: predicted of the gateway; None: no answer is known.
+    """
+    latest_s = left_s / 2 if took_s is None else left_s - 2.0 * took_s
+    after_s = max(2.0 * here_s, latest_s, 0.0)
+    return after_s if left_s - after_s > OPTIMISM * (took_s or 0.0) else inf
 
 
 def _why_never(need: HelpNeed, in_flight: int, limits: HelpLimits) -> str:

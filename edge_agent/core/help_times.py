@@ -16,6 +16,7 @@ from typing import Final
 from tidegate.estimate.service_time import ServiceTime
 
 MOST_MODELS: Final = 256
+LEAST_PATIENCE_S: Final = 0.25
 _LEAST_S: Final = 1e-4
 _QUESTION: Final = 1.0  # every question is one unit of work
 
@@ -33,6 +34,11 @@ class HelpTimes:
             return None
         time.relax(now)
         return time.predict_s(_QUESTION)
+
+    def patience_s(self, model: str) -> float:
+        """Seconds of silence that say something of the gateway: a caller's own short budget does not."""
+        time = self._by_model.get(model)
+        return LEAST_PATIENCE_S if time is None else max(LEAST_PATIENCE_S, 2.0 * time.predict_s(_QUESTION))
 
     def answered(self, model: str, seconds: float) -> None:
         """An answer came after so long."""

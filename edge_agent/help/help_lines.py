@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from edge_agent.core.help_choice import HelpingGateway
 from edge_agent.core.help_counts import HelpCounts, HelpReason
 from edge_agent.help.help_line import HelpLine
+from edge_agent.help.noted_tokens import NotedTokens
 from tidegate import clock
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.frames import Greeting
@@ -26,7 +27,7 @@ from tidegate.oip.request_constraints import VERSION_KEY
 from tidegate.outcome import BadAnswer, DeadlineExceeded, Outcome, Overloaded, ServeError, Unreachable
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.security.tls import Dialler
-from tidegate.token_sink import TokenObjectives
+from tidegate.token_sink import TokenObjectives, TokenSink
 from tidegate.trace_context import PARENT_KEY, STATE_KEY
 from tidegate.types import Call, InferRequest, Reply, Route
 
@@ -130,14 +131,14 @@ class HelpLines:
                 traceparent=call.headers.get(PARENT_KEY, ""),
                 tracestate=call.headers.get(STATE_KEY, ""),
                 on_accepted=call.on_accepted or _unheard,
-                tokens=call.tokens,
+                tokens=_noted(call, line.name),
                 objectives=_objectives(call, began_at),
                 origin=Origin.of(call, self._device, began_at, credential),
             )
             ended = Outcome.OK.value
         except ServeError as error:
             ended = error.code
-            self._learn(line, model, error, began_at, deadline)
+            self._learn(line, model, error, began_at, deadline, is_own=not credential)
             raise
         finally:
             self.counts.in_flight -= 1
@@ -151,16 +152,25 @@ class HelpLines:
         log.debug("helped", model=model, gateway=line.name, because=because, took_ms=round(took_s * 1e3, 1))
         return _helped(reply, line.name, because, began_at - call.arrived_at, took_s, deadline)
 
-    def _learn(self, line: HelpLine, model: str, error: ServeError, began_at: float, deadline: float) -> None:
-        """A refusal, also that its targets failed, is an answer; a stream that ended is none, and so is silence."""
+    def _learn(
+        self, line: HelpLine, model: str, error: ServeError, began_at: float, deadline: float, *, is_own: bool
+    ) -> None:
+        """A refusal, also that its targets failed, is an answer; a stream that ended is none, and so is long silence.
+
+        Args: is_own: it was asked on the device's own rights, so that a lack of room concerns the whole device.
+        """
         now = clock.now()
         is_silent = isinstance(error, DeadlineExceeded) and now >= deadline
+        is_patient = now - began_at >= line.times.patience_s(model)
         if is_silent:
             line.times.silent(model, now - began_at)
-        if is_silent or line.client is None or isinstance(error, BadAnswer):
+        if is_silent and not is_patient:
+            line.breaker.left()
+        elif is_silent or line.client is None or isinstance(error, BadAnswer):
             line.breaker.unanswered(now)
         else:
-            line.breaker.answered(now, (error.retry_after_s or 0.0) if isinstance(error, Overloaded) else 0.0)
+            has_no_room = is_own and isinstance(error, Overloaded)
+            line.breaker.answered(now, (error.retry_after_s or 0.0) if has_no_room else 0.0)
 
     async def _keep_looking(self) -> None:
         while True:
@@ -199,6 +209,13 @@ def _as_sent(call: Call) -> InferRequest:
     if (version := call.headers.get(VERSION_KEY, "").strip()) and VERSION_KEY not in said:
         said[VERSION_KEY] = version
     return request if said == request.parameters else replace(request, parameters=said)
+
+
+def _noted(call: Call, gateway: str) -> TokenSink | None:
+    """The call's tokens, of which the first says who helps: which target it is the answer's end says."""
+    if call.tokens is None or (on_begun := call.on_begun) is None:
+        return call.tokens
+    return NotedTokens(call.tokens, lambda: on_begun(Route(gateway, "helped", call.variant)))
 
 
 def _objectives(call: Call, now: float) -> TokenObjectives | None:

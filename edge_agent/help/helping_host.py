@@ -1,6 +1,9 @@
 """The helping host answers a local caller's request with the device's own models, or has a gateway answer it.
 
-    predict → here, or a gateway first → what was refused here: a gateway after all → the answer, or one refusal
+    predict → here, or a gateway first
+            → what is not answered here when it should be: a gateway beside it, and the first answer counts
+            → what was refused here: a gateway after all
+            → the answer, or one refusal
 
 `edge_agent/core/help_choice.py` decides, each time with what is left of the budget; this file performs. A request is
 sent once at most. A caller who leaves takes the question along: the gateway frees its place, and the target its queue.
@@ -16,15 +19,17 @@ have come, a prompt in words (the wire has token ids), and what a gateway itself
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from edge_agent.core.help_choice import HelpChoice, HelpLimits, HelpNeed, choose_place
+from edge_agent.core.help_choice import HelpChoice, HelpLimits, HelpNeed, ask_after_s, choose_place
 from edge_agent.core.help_counts import NOT_ASKED, HelpReason
 from edge_agent.help.help_lines import HelpLines
+from edge_agent.help.noted_tokens import NotedTokens
 from edge_agent.serving.host import EdgeHost
 from tidegate import clock
 from tidegate.models.manifest import Manifest
@@ -43,7 +48,7 @@ from tidegate.outcome import (
     Unreachable,
 )
 from tidegate.placement_pin import stricter
-from tidegate.token_sink import TokenBatch, TokenSink
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.types import Call, Reply
 
 LOST_AGAIN_S: Final = 1.0
@@ -113,11 +118,32 @@ class HelpingHost:
             except ServeError as error:
                 turn.refusal = error
         try:
-            return await self._host.infer(turn.call)
+            if here_s is None or call.tokens is not None or turn.stays or turn.has_asked:
+                return await self._host.infer(turn.call)
+            return await self._insured(turn, here_s)
         except (NotSupported, ModelNotFound, CapacityError, Unreachable) as error:
             if turn.has_begun:
                 raise
             return await self._after(error, turn)
+
+    async def _insured(self, turn: _HelpTurn, here_s: float) -> Reply:
+        """The device's answer, or a gateway's that was asked beside it when it did not come. Raises as `infer`."""
+        after_s = turn.ask_after_s(here_s)
+        own = asyncio.create_task(self._host.infer(turn.call), name="own answer")
+        asked: asyncio.Task[Reply] | None = None
+        try:
+            await asyncio.wait((own,), timeout=None if after_s == inf else after_s)
+            if not own.done() and (choice := turn.choice(inf, self._limits)).place == "gateway":
+                asked = asyncio.create_task(turn.ask(choice, "late"), name="gateway's answer")
+                await asyncio.wait((own, asked), return_when=asyncio.FIRST_COMPLETED)
+                if not own.done() or own.exception() is not None:
+                    try:
+                        return await asked
+                    except ServeError as error:
+                        turn.refusal = error
+            return await own
+        finally:
+            await cancel_and_wait(*[one for one in (own, asked) if one is not None])
 
     async def better(self, call: Call, reply: Reply, credential: str = "") -> Reply | None:
         """A gateway's answer instead of this unsure one; None where it is not to be had in time."""
@@ -183,10 +209,10 @@ class _HelpTurn:
         self.refusal: ServeError | None = None  # of the gateway that was asked
         self.deadline = deadline
         self._lines = lines
-        self._stays = stays
+        self.stays = stays
         self._credential = credential
-        self._asked = False
-        self._begun = None if call.tokens is None else _NotedTokens(call.tokens)
+        self.has_asked = False  # a gateway
+        self._begun = None if call.tokens is None else NotedTokens(call.tokens)
         self.call = call if self._begun is None else replace(call, tokens=self._begun)
 
     @property
@@ -194,43 +220,28 @@ class _HelpTurn:
         """Whether tokens of an answer have come."""
         return self._begun is not None and self._begun.has_begun
 
+    def ask_after_s(self, here_s: float) -> float:
+        """Seconds until a gateway is asked beside the device; inf: never."""
+        now = clock.now()
+        able = [one for one in self._lines.seen(self.call.request.model_name, now) if not one.why_not]
+        took_s = min([one.took_s or 0.0 for one in able], default=inf)
+        return ask_after_s(self.deadline - now, here_s, took_s or None)
+
     def choice(self, here_s: float, limits: HelpLimits) -> HelpChoice:
         request, now = self.call.request, clock.now()
         need = HelpNeed(
             left_s=self.deadline - now,
             here_s=here_s,
             size_bytes=sum([len(tensor.raw) for tensor in request.inputs]),
-            stays=self._stays,
-            asked=self._asked,
+            stays=self.stays,
+            asked=self.has_asked,
         )
         seen = self._lines.seen(request.model_name, now)
         return choose_place(need, seen, self._lines.counts.in_flight, limits)
 
     async def ask(self, choice: HelpChoice, because: HelpReason) -> Reply:
-        self._asked = True
+        self.has_asked = True
         return await self._lines.ask(choice.gateway, self.call, self.deadline, because, credential=self._credential)
-
-
-class _NotedTokens:
-    """A `TokenSink` that knows whether an answer has begun."""
-
-    def __init__(self, sink: TokenSink) -> None:
-        self.has_begun = False
-        self._sink = sink
-
-    @property
-    def window(self) -> int:
-        return self._sink.window
-
-    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
-        self._sink.started(prompt_tokens, cached_tokens)
-
-    def put(self, batch: TokenBatch) -> None:
-        self.has_begun = True
-        self._sink.put(batch)
-
-    def on_credit(self, credit: Callable[[int], None]) -> None:
-        self._sink.on_credit(credit)
 
 
 def _because(error: ServeError) -> HelpReason:

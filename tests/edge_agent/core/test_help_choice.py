@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_agent.core.help_breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, HelpBreaker
-from edge_agent.core.help_choice import HelpChoice, HelpingGateway, HelpLimits, HelpNeed, Place, choose_place
-from edge_agent.core.help_times import MOST_MODELS, HelpTimes
+from edge_agent.core.help_choice import (
+    HelpChoice,
+    HelpingGateway,
+    HelpLimits,
+    HelpNeed,
+    Place,
+    ask_after_s,
+    choose_place,
+)
+from edge_agent.core.help_times import LEAST_PATIENCE_S, MOST_MODELS, HelpTimes
 
 LIMITS = HelpLimits(max_in_flight=4, max_request_bytes=1000)
 MAIN, SLOW = HelpingGateway("main:8006", 0.1), HelpingGateway("slow:8006", 0.9)
@@ -88,6 +96,33 @@ def test_a_request_is_sent_only_where_everything_allows_it(
         assert asked.here_s == inf, "it can be tried here"
 
 
+@pytest.mark.parametrize(
+    ("left_s", "here_s", "took_s", "after_s"),
+    [
+        (2.0, 0.01, None, 1.0),  # nothing is known of the gateway: half of the budget each
+        (2.0, 0.01, 0.1, 1.8),  # as late as twice its time allows
+        (2.0, 0.95, 0.1, 1.9),  # not before the device had twice its own
+        (2.0, 0.99, 0.1, inf),  # and then it is too late to ask
+        (2.0, 0.01, 1.5, 0.02),
+        (2.0, 0.01, 4.0, inf),
+        (2.0, 0.01, inf, inf),  # there is none
+    ],
+)
+def test_a_gateway_is_asked_beside_the_device_at_the_last_moment_that_is_of_use(
+    left_s: float, here_s: float, took_s: float | None, after_s: float
+) -> None:
+    assert ask_after_s(left_s, here_s, took_s) == pytest.approx(after_s)
+
+
+@given(st.floats(0.0, 10.0), seconds, st.one_of(st.none(), seconds))
+def test_beside_the_device_no_gateway_is_asked_after_the_budget(
+    left_s: float, here_s: float, took_s: float | None
+) -> None:
+    after_s = ask_after_s(left_s, here_s, took_s)
+    assert after_s >= 0.0
+    assert after_s == inf or after_s <= left_s
+
+
 def test_a_gateway_that_answers_nothing_is_left_alone_longer_and_longer_and_tried_with_one_question() -> None:
     breaker, now, pauses = HelpBreaker(), 0.0, []
     for _ in range(12):
@@ -127,11 +162,13 @@ def test_the_time_of_a_gateway_is_learned_from_its_answers_and_from_its_silence(
     assert times.took_s("a", 0.0) is None
     times.silent("a", 1.0)  # nothing is known that it could be longer than
     assert times.took_s("a", 0.0) is None
+    assert times.patience_s("a") == LEAST_PATIENCE_S
     times.answered("a", 0.1)
     assert times.took_s("a", 0.0) == pytest.approx(0.1)
     for _ in range(40):
         times.answered("a", 0.4)
     assert times.took_s("a", 0.0) == pytest.approx(0.4, rel=0.2)
+    assert times.patience_s("a") == pytest.approx(0.8, rel=0.2)
     before = times.took_s("a", 0.0) or 0.0
     times.silent("a", before / 2)
     assert times.took_s("a", 0.0) == before
