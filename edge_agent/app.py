@@ -333,7 +333,7 @@ class EdgeApp:
     @property
     def _guard(self) -> CallersGuard | None:
         """Notes callers' credentials where a gateway may need them."""
-        return None if self._lines is None else CallersGuard(self.local, self.local.infer_for)
+        return None if self._lines is None else CallersGuard(self.local, self.local.infer)
 
     def _oip_routes(self) -> OipRoutes:
         limits = self.config.limits

@@ -123,11 +123,7 @@ class LocalHost:
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         return self._host.statistics(name, version)
 
-    async def infer(self, call: Call) -> Reply:
-        """As `infer_for`, of a caller that showed no credential."""
-        return await self.infer_for(call, "")
-
-    async def infer_for(self, call: Call, credential: str) -> Reply:
+    async def infer(self, call: Call, credential: str = "") -> Reply:
         """The answer, or the outcome that the model's policy sets for an unsure one.
 
         Args: credential: what the caller showed, for a gateway that helps; "": nothing.

@@ -43,10 +43,10 @@ class Help:
     def __init__(self, edge: Part, gateway: Part, pool: Part, link: SimLink) -> None:
         self.edge, self.gateway, self.pool, self.link = edge, gateway, pool, link
 
-    def ask(self, model: str, tokens: int, *, budget_ms: float = BUDGET_MS, **headers: str) -> Answer:
+    def ask(self, model: str, tokens: int, *, pin: str = "any") -> Answer:
         """What the edge answers to a local caller."""
         url = f"{self.edge.addresses['http']}/v2/models/{model}/infer"
-        said = {"tidegate-budget-ms": str(budget_ms), **headers}
+        said = {"tidegate-budget-ms": str(BUDGET_MS), "tidegate-pin": pin}
         began_at = time.perf_counter()
         try:
             with urllib.request.urlopen(urllib.request.Request(url, _body(tokens), said), timeout=60) as answer:
@@ -56,10 +56,10 @@ class Help:
         lower = {name.lower(): value for name, value in told.items()}
         return Answer(status, lower, json.loads(raw), time.perf_counter() - began_at)
 
-    def begin(self, model: str, tokens: int, budget_ms: float = BUDGET_MS) -> http.client.HTTPConnection:
+    def begin(self, model: str, tokens: int) -> http.client.HTTPConnection:
         """A caller that has asked and waits."""
         caller = http.client.HTTPConnection(self.edge.addresses["http"].removeprefix("http://"), timeout=60)
-        caller.request("POST", f"/v2/models/{model}/infer", _body(tokens), {"tidegate-budget-ms": str(budget_ms)})
+        caller.request("POST", f"/v2/models/{model}/infer", _body(tokens), {"tidegate-budget-ms": str(BUDGET_MS)})
         return caller
 
     def state(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_a_model_that_the_device_does_not_have_is_answered_and_one_that_no_one_h
 def test_a_pinned_request_never_leaves_the_device(system: Help) -> None:
     before = system.asked()
     for pin in ("edge", "site"):
-        refused = system.ask("encoder", LARGE, **{"tidegate-pin": pin})
+        refused = system.ask("encoder", LARGE, pin=pin)
         assert (refused.status, refused.headers["tidegate-refused"]) == (501, "not_supported")
         assert "a gateway was asked" not in refused.body["error"]
     assert system.asked() == before

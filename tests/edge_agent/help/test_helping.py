@@ -54,7 +54,12 @@ class Site(NamedTuple):
 
 
 def edge(name: str, models: Path, folder: Path, **keys: Any) -> EdgeApp:
-    where = {"grpc_port": 0, "http_port": 0, "model_repository": models, "state_dir": folder / name}
+    where: dict[str, Any] = {
+        "grpc_port": 0,
+        "http_port": 0,
+        "model_repository": models,
+        "state_dir": folder / name,
+    }
     return EdgeApp(load(EdgeConfig, name=name, **(where | {"warmup_budget_s": 0.2} | keys)), draw=lambda: 0.1)
 
 
@@ -64,7 +69,7 @@ async def site(folder: Path, models: Path, better: Path, **keys: Any) -> AsyncIt
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         server = await enter(edge("server", better, folder))
-        ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "admin_port"), 0)
+        ports: dict[str, Any] = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "admin_port"), 0)
         target = {"name": "server", "tier": "edge", "address": server.addresses["grpc"]}
         help = {"devices": [{"name": "kiosk", "tenant": "shop"}]}
         config = load(
