@@ -116,7 +116,7 @@ class HelpingHost:
             try:
                 return await turn.ask(choice, "late")
             except ServeError as error:
-                turn.refusal = error
+                turn.refused(error)
         try:
             if here_s is None or call.tokens is not None or turn.stays or turn.has_asked:
                 return await self._host.infer(turn.call)
@@ -140,7 +140,7 @@ class HelpingHost:
                     try:
                         return await asked
                     except ServeError as error:
-                        turn.refusal = error
+                        turn.refused(error)
             return await own
         finally:
             await cancel_and_wait(*[one for one in (own, asked) if one is not None])
@@ -172,7 +172,7 @@ class HelpingHost:
             try:
                 return await turn.ask(choice, because)
             except ServeError as refused:
-                turn.refusal = refused
+                turn.refused(refused)
         elif turn.refusal is None:
             self._lines.counts.requests[because, NOT_ASKED] += 1
             raise error
@@ -214,6 +214,10 @@ class _HelpTurn:
         self.has_asked = False  # a gateway
         self._begun = None if call.tokens is None else NotedTokens(call.tokens)
         self.call = call if self._begun is None else replace(call, tokens=self._begun)
+
+    def refused(self, error: ServeError) -> None:
+        """The gateway that was asked has no answer."""
+        self.refusal = error
 
     @property
     def has_begun(self) -> bool:
