@@ -109,12 +109,12 @@ class HelpService:
     async def exchange(self, _requests: object, context: Context) -> None:
         """The gRPC method of a device's stream."""
         asker, device = await self._enter(context)
+        stream = await ServedStream.open(context)  # nothing is awaited from here until it has its place
         if asker not in self._askers and len(self._askers) >= self._max_streams:
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, f"{len(self._askers)} devices have streams for help"
             )
         host = AskerHost(self._host, self._admission, device, asker, identify=self._identify)
-        stream = await ServedStream.open(context)
         server = self.links.server_for(stream, host=host, host_for=host.bearing)
         before, self._askers[asker] = self._askers.get(asker), server
         if before is not None:

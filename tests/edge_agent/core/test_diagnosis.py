@@ -119,3 +119,29 @@ def test_a_hot_device_rests_until_it_has_cooled() -> None:
 ])  # fmt: skip
 def test_a_sandbox_that_lacks_a_part_is_said(mode: str, missing: tuple[str, ...], verdict: str) -> None:
     assert diagnosis.sandbox(mode, missing).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("configured", "reached", "told", "verdict", "words"),
+    [
+        (False, {}, None, "ok", "off"),
+        (True, {"gw:1": ""}, None, "ok", "gw:1 can be dialled"),
+        (True, {"gw:1": "refused"}, None, "warning", "no gateway's link port"),
+        (True, {}, [{"gateway": "gateway/main", "helps": True, "why_not": ""}], "ok", "gateway/main"),
+        (
+            True,
+            {},
+            [{"gateway": "gw:1", "helps": False, "why_not": "it helps no devices"}],
+            "warning",
+            "helps no devices",
+        ),
+        (True, {}, [], "warning", "no gateway is known"),
+    ],
+)
+def test_whether_help_can_be_had_and_why_not(
+    configured: bool, reached: dict[str, str], told: list[dict[str, object]] | None, verdict: str, words: str
+) -> None:
+    finding = diagnosis.asking_for_help(configured=configured, reached=reached, told=told)
+    assert finding.verdict == verdict
+    assert words in finding.words
+    assert bool(finding.advice) == (verdict != "ok")
