@@ -34,6 +34,7 @@ from tidegate.outcome import (
     Unreachable,
 )
 from tidegate.testing.ports import free_port
+from tidegate.tools.build.demo.paced import PacedCosts, add_paced
 
 pytestmark = pytest.mark.slow
 
@@ -128,6 +129,25 @@ async def test_what_the_queue_here_holds_up_is_answered_elsewhere_in_time(tmp_pa
         hog.cancel()
         with suppress(asyncio.CancelledError):
             await hog
+
+
+async def test_what_is_predicted_late_in_the_queue_here_is_asked_elsewhere_before_it_waits(tmp_path: Path) -> None:
+    models, quick = tmp_path / "m", tmp_path / "q"
+    add_paced("encoder", PacedCosts(edge_ms=((1, 600),)), models)
+    add_paced("encoder", PacedCosts(edge_ms=((1, 5),)), quick)
+    inputs = [
+        {"name": name, "shape": [1, 3], "datatype": "INT64", "data": [1, 1, 1]}
+        for name in ("input_ids", "attention_mask")
+    ]
+    async with site(tmp_path, models, quick) as running:
+        waiting = [asyncio.create_task(running.ask("encoder", inputs, **{"tidegate-pin": "edge"})) for _ in range(4)]
+        await eventually(lambda: running.device.host.load_report().queued >= 3)
+
+        status, said, answer = await running.ask("encoder", inputs, **{"tidegate-budget-ms": "1500"})
+
+        assert (status, said.get("tidegate-served-by")) == (200, "edge/server"), answer
+        assert "because=late" in said["tidegate-helped-by"]
+        assert {said["tidegate-served-by"] for _, said, _ in await asyncio.gather(*waiting)} == {"edge/kiosk"}
 
 
 async def test_tokens_come_through_a_gateway_as_they_are_made(tmp_path: Path) -> None:
