@@ -27,6 +27,7 @@ from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.client import LinkClient
 from tidegate.link.frames import Greeting
+from tidegate.link.origin import printable
 from tidegate.link.session import KeepaliveTiming, first_of
 from tidegate.link.streams import ASKER_KEY, DIAL_OPTIONS, HELP_PATH, MODELS_PATH, DialledStream
 from tidegate.models.manifest import Manifest
@@ -179,9 +180,9 @@ class HelpLine:
     # Listener
 
     def greeted(self, greeting: Greeting) -> None:
-        self.name = greeting.name
+        self.name = printable(greeting.name)  # it ends up in headers
         self._greeted.set()
-        log.info("a gateway can be asked for help", gateway=greeting.name, address=self._address)
+        log.info("a gateway can be asked for help", gateway=self.name, address=self._address)
 
     def loaded(self, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None:
         """A gateway's load is no queue that a request waits in: its answers show how long it takes."""
