@@ -99,7 +99,13 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Help]:
         link_port = free_port()
         link = links.link(link_port, name="uplink")
         usual = {"log_level": "info", "grpc_port": free_port()}
-        pool_keys = {**usual, "model_repository": str(everything), "threads": 1, "metrics_port": free_port()}
+        pool_keys = {
+            **usual,
+            "model_repository": str(everything),
+            "threads": 1,
+            "metrics_port": free_port(),
+            "warmup_budget_s": 1,
+        }
         pool = Part("pool", "cloud_pool", pool_keys, folder)
         gateway_keys = {
             "model_repository": str(everything),
@@ -210,6 +216,20 @@ def test_a_gateway_that_is_killed_in_the_middle_ends_the_request_in_words_and_wi
     assert "a gateway was asked" in told["error"]
     assert time.perf_counter() - began_at < BUDGET_MS / 1e3
     assert system.ask("encoder", SMALL).headers["tidegate-served-by"] == "edge/kiosk-1"
+
+
+def test_a_link_that_falls_silent_ends_the_request_in_words_and_within_its_budget(system: Help) -> None:
+    waiting = system.begin("slow", LARGE)
+    eventually(lambda: system.at_pool() == (0, 1), 30.0, "it is computed")
+    began_at = time.perf_counter()
+
+    system.link.partition("blackhole")
+
+    with contextlib.closing(waiting):
+        answer = waiting.getresponse()
+        told = json.loads(answer.read())
+    assert (answer.status, answer.headers["tidegate-refused"]) == (503, "nothing_alive"), told
+    assert time.perf_counter() - began_at < BUDGET_MS / 1e3
 
 
 def _body(tokens: int) -> bytes:
