@@ -29,6 +29,7 @@ from edge_agent.configuration.running_parts import AnswerCounts, RunningParts, c
 from edge_agent.configuration.service import ConfigurationService
 from edge_agent.core.device_conditions import Endurance
 from edge_agent.core.edge_queue import EdgeQueue
+from edge_agent.core.help.help_choice import HelpLimits
 from edge_agent.core.name_dispute import NameDispute
 from edge_agent.core.reporting import AgentState
 from edge_agent.delivery.deployment import Deployment
@@ -36,10 +37,13 @@ from edge_agent.delivery.documents import TrustedDocuments
 from edge_agent.device.memory import MemoryWatch
 from edge_agent.device.sensors import Sensors
 from edge_agent.device.worker_priority import worker_starter
-from edge_agent.fleet.dialling import gateway_dialler_of
+from edge_agent.fleet.dialling import GatewayDialler, gateway_dialler_of, read_key
 from edge_agent.fleet.epoch import EpochStore
 from edge_agent.fleet.farewell import forget_farewell, take_farewell
 from edge_agent.fleet.sync import EdgeSync
+from edge_agent.help.callers_host import CallersGuard
+from edge_agent.help.help_lines import HelpLines
+from edge_agent.help.helping_host import HelpingHost
 from edge_agent.offline.local_host import LocalHost
 from edge_agent.offline.routes import device_routes
 from edge_agent.offline.service import OfflineService
@@ -55,6 +59,7 @@ from tidegate.fleet.conditions import UNTOLD
 from tidegate.fleet.messages import Admission, GatewayState
 from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
+from tidegate.link.frames import Greeting
 from tidegate.link.service import LinkService
 from tidegate.link.streams import SERVICE as LINK_SERVICE
 from tidegate.metrics.generated import GeneratedCounts
@@ -72,7 +77,7 @@ from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
 from tidegate.security.attestation.measurement import Measurement, measure_process
 from tidegate.security.certificate_identity import CertificateIdentity, Role
-from tidegate.security.tls import Tls, check_encrypted, tls_of
+from tidegate.security.tls import Dialler, Tls, check_encrypted, tls_of
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.http_server import open_http_server
 from tidegate.servers.limits import PortGroup, limits_by_port
@@ -136,6 +141,8 @@ class EdgeApp:
         self._dispute = NameDispute(draw)  # about this device's name, over MQTT as on streams that it dials
         self._host: EdgeHost | None = None
         self._local: LocalHost | None = None
+        self._lines: HelpLines | None = None  # to gateways that help
+        self._dialling: GatewayDialler | None = None
         self._sensors: Sensors | None = None
         self._memory = MemoryWatch(lambda: self.deployment.serving.runners, draw, busy=lambda: self.host.busy)
         self._scheduler: EdgeScheduler | None = None
@@ -227,7 +234,10 @@ class EdgeApp:
             traces=ServedTraces(f"edge/{config.name}", random.getrandbits, await self._collector()),
             on_missed=self._loop_lag.cost.missed,
         )
-        self._local = LocalHost(self._host, self.offline, on_gateway=self.offline.reach.heard)
+        self._lines = self._help_lines()
+        self._local = LocalHost(
+            self._host, self.offline, on_gateway=self.offline.reach.heard, helping=self._helping_host()
+        )
         self._texts = await text_models_of(self._local, models, config)
         if self._texts is not None:
             self._stack.push_async_callback(self._texts.aclose)
@@ -250,7 +260,9 @@ class EdgeApp:
         dialling = gateway_dialler_of(
             config, self._link, self._gateways, tls=self._tls, draw=self._draw, dispute=self._dispute
         )
-        await self._stack.enter_async_context(dialling)
+        self._dialling = await self._stack.enter_async_context(dialling)
+        if self._lines is not None:
+            await self._stack.enter_async_context(self._lines)
         await self._open_metrics()
         await self._stack.enter_async_context(self._loop_lag)
         self._stack.push_async_callback(self._drain)
@@ -282,7 +294,7 @@ class EdgeApp:
                 [
                     *device_routes(self.offline.store, self._told),
                     *oip.table(),
-                    *await openai_table(self.local, self.deployment, config, self._held, self._texts),
+                    *await openai_table(self.local, self.deployment, config, self._held, self._texts, self._guard),
                 ],
                 config.host,
                 config.http_port,
@@ -298,15 +310,53 @@ class EdgeApp:
             self.addresses["http"] = await enter(http)
 
     @property
+    def help(self) -> HelpLines | None:
+        """The gateways that it may ask for help; None where it asks none."""
+        return self._lines
+
+    @property
     def local(self) -> LocalHost:
         """The models as local callers see them."""
         assert self._local is not None, "enter the app first"
         return self._local
 
+    def _help_lines(self) -> HelpLines | None:
+        """The gateways that this device may ask for help; None where it asks none."""
+        if self.config.help is None:
+            return None
+        name = self.host.server_name
+        return HelpLines(
+            name,
+            lambda: Greeting(
+                name, self._epoch.current, __version__, boot=self._boot, uptime_s=clock.now() - self._began_at
+            ),
+            gateways=lambda: self._dialling.gateways() if self._dialling is not None else {},
+            dialler_of=self._dialler_of,
+            key=read_key(self.config.dial_key_file),
+            draw=self._draw,
+            max_message_bytes=self.config.max_message_bytes,
+        )
+
+    def _dialler_of(self, address: str, named: str) -> Dialler | None:
+        return None if self._dialling is None else self._dialling.dialler(address, named)
+
+    def _helping_host(self) -> HelpingHost | None:
+        section = self.config.help
+        if section is None or self._lines is None:
+            return None
+        limits = HelpLimits(section.max_in_flight, section.max_request_bytes)
+        return HelpingHost(self.host, self._lines, limits, may_use=section.may_use, unsure=section.unsure)
+
+    @property
+    def _guard(self) -> CallersGuard | None:
+        """Notes callers' credentials where a gateway may need them."""
+        return None if self._lines is None else CallersGuard(self.local, self.local.infer)
+
     def _oip_routes(self) -> OipRoutes:
         limits = self.config.limits
         return OipRoutes(
             self.local,
+            guard=self._guard,
             max_body_bytes=self.config.max_message_bytes,
             control=self._access,
             limits=limits.content,
@@ -329,6 +379,7 @@ class EdgeApp:
             "name_taken": self._dispute.told(now),
             "loop_stalled": self._loop_lag.cost.evidence,
             "configuration": None if self._configuration is None else to_builtins(self._configuration.report),
+            **({} if self._lines is None else {"help": self._lines.told(now)}),
             **await self.offline.state(),
         }
 
@@ -352,6 +403,7 @@ class EdgeApp:
                 self._generated,
                 self._loop_lag,
                 self._configuration_families,
+                None if self._lines is None else self._lines.counts,
             )
 
     def _configuration_families(self) -> Iterable[Any]:
@@ -365,6 +417,7 @@ class EdgeApp:
         content = self.config.limits.content
         OipService(
             self.local,
+            guard=self._guard,
             max_message_bytes=limit,
             limits=content,
             held=self._held,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import socket
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from edge_agent.core.dial_policy import DialOut
@@ -63,6 +64,33 @@ class StoreConfig(Section):
         "none",
         description="Which answers given to local callers a gateway shall hear of later; each costs one disk sync.",
     )
+
+
+class HelpConfig(Section):
+    """What this device may ask its gateways to answer for its local callers (`docs/asking-for-help.md`)."""
+
+    max_in_flight: int = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="Requests that gateways are asked for at once; beyond, the device refuses as without help.",
+    )
+    max_request_bytes: int = Field(
+        4 * 2**20,
+        ge=1024,
+        le=1 << 30,
+        description="Largest request that is sent, in bytes of its tensors. More helps with more, and fills the link.",
+    )
+    models: tuple[str, ...] = Field(
+        ("*",), min_length=1, max_length=256, description="Globs of the models whose requests may leave this device."
+    )
+    unsure: bool = Field(
+        True, description="Whether a gateway is asked where the model here is not sure of its answer, too."
+    )
+
+    def may_use(self, model: str) -> bool:
+        """Whether requests to the model of this name may leave the device."""
+        return any(fnmatchcase(model, one) for one in self.models)
 
 
 class RolloutConfig(Section):
@@ -126,6 +154,11 @@ class EdgeConfig(ProcessConfig):
         None,
         description="File with an API key with the right `dial-in`, shown to gateways that this device dials; none: "
         "its certificate (`tls`) says who it is, or nobody asks.",
+    )
+    help: HelpConfig | None = Field(
+        None,
+        description="Have gateways answer what this device cannot answer well for its local callers; a gateway needs "
+        "`help` too. Pinned requests stay. None: such requests are refused, or kept (`store`).",
     )
     model_repository: Path = Field(Path("models"), description="Folder with a folder per model and version.")
     model_control: ControlMode = Field(
@@ -309,3 +342,13 @@ class EdgeConfig(ProcessConfig):
     drain_s: float = Field(
         2.0, ge=0, le=60, description="Seconds that requests under way get at shutdown before they are refused."
     )
+
+    @model_validator(mode="after")
+    def _help_needs_a_gateway_to_dial(self) -> Self:
+        if self.help is None:
+            return self
+        if self.dial_out == "never":
+            raise ValueError("help dials a gateway's link_port, and dial_out: never forbids it: leave one of them out")
+        if self.mqtt is None and not self.gateways:
+            raise ValueError("help needs a gateway to ask: set `gateways`, or `mqtt`, over which gateways tell theirs")
+        return self

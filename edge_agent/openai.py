@@ -11,6 +11,7 @@ from edge_agent.config import EdgeConfig
 from edge_agent.delivery.deployment import Deployment
 from edge_agent.offline.local_host import LocalHost
 from tidegate.oip.body_budget import BodyMemory
+from tidegate.oip.guard import Guard
 
 if TYPE_CHECKING:
     from tidegate.generate.text.text_models import TextModels
@@ -35,9 +36,19 @@ async def text_models_of(local: LocalHost, models: Deployment, config: EdgeConfi
 
 
 async def openai_table(
-    local: LocalHost, models: Deployment, config: EdgeConfig, held: BodyMemory, texts: TextModels | None
+    local: LocalHost,
+    models: Deployment,
+    config: EdgeConfig,
+    held: BodyMemory,
+    texts: TextModels | None,
+    guard: Guard | None = None,
 ) -> list[web.RouteDef]:
-    """The routes; none where no model takes text when the agent starts. Args: texts: of models that generate."""
+    """The routes; none where no model takes text when the agent starts.
+
+    Args:
+        texts: of models that generate.
+        guard: notes what callers show; None: nothing.
+    """
     manifests = [one for one in local.manifests() if one.text is not None]
     if not (config.openai and (manifests or texts is not None)):
         return []
@@ -58,4 +69,5 @@ async def openai_table(
         body_limits=config.limits.body,
         held=held,
         texts=texts,
+        guard=guard,
     )

@@ -53,6 +53,7 @@ from gateway.drain import CLOSE_GRACE_S, GatewayDrain
 from gateway.fleet_sync.peer_exchange import PeerExchange, needs_of_others
 from gateway.fleet_sync.registry import FleetRegister
 from gateway.fleet_sync.sync import FleetSync
+from gateway.help.help_service import HelpService
 from gateway.host import GatewayHost
 from gateway.http.openapi import openapi_routes
 from gateway.identity.audit import Audit
@@ -89,6 +90,7 @@ from gateway.operate.configuration_report import (
     file_conditions,
 )
 from gateway.operate.console.history import ConsoleHistory
+from gateway.operate.help_report import help_families, help_json
 from gateway.operate.model_routes import model_routes
 from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
@@ -236,7 +238,7 @@ class Gateway:
         self.known_answers = self._new_known_answers()
         if (known := self.known_answers) is not None:
             self.metrics.add(lambda: cache_families(known))
-        behind, infer, relayed = self._line(held)
+        behind, infer, relayed, helped = self._line(held)
         self.ingest_service = (
             IngestService(config.ingest, config.name, behind, self.defaults.manifest, self.store)
             if config.ingest
@@ -250,6 +252,9 @@ class Gateway:
         self.audit = Audit()
         self.operator_token = OperatorToken()  # for changes over the admin port, where `auth` does not guard it
         self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
+        self.help = self._new_help(helped)
+        if (asked := self.help) is not None:
+            self.metrics.add(lambda: help_families(asked.askers))
         self._entry = DrainingGuard(self.guard or OpenGuard(self.host), self.host.server_name)
         self._control = self._model_control()
         self._held = BodyMemory(config.limits.max_held_bytes)
@@ -408,13 +413,33 @@ class Gateway:
             is_drifting=lambda *source: watch is not None and AnswerSource(*source) in watch.drifting,
         )
 
+    def _new_help(self, infer: Service) -> HelpService | None:
+        """What answers requests that devices ask help for; None where devices get none."""
+        section, config = self.config.help, self.config
+        if section is None:
+            return None
+        assert self.dialled_in is not None, "the configuration asks for link_port"
+        return HelpService(
+            GatewayHost(config.name, self.defaults, self.fleet, self.metrics, infer, self._loader.unloaded),
+            self.admission,
+            self.dialled_in,
+            gateway_name=config.name,
+            grant_of=section.grant_of,
+            known=self._knows,
+            identify=None if self.guard is None else self.guard.identify,
+            max_in_flight=section.max_in_flight_per_device,
+            max_streams=config.max_dialled_in,
+            max_body_bytes=config.max_body_bytes,
+            limits=config.limits.content,
+        )
+
     def _forbids_shadows(self, tenant: str) -> bool:
         tenants = self.config.tenants
         section = tenants.get(tenant) or tenants.get("default")
         return section is not None and not section.shadow
 
-    def _line(self, held: Quarantine) -> tuple[Service, Service, Service]:
-        """The services for deferred requests, for callers' and for other gateways', with layers, outermost first."""
+    def _line(self, held: Quarantine) -> tuple[Service, Service, Service, Service]:
+        """The services for deferred requests, callers', other gateways' and devices', with layers, outermost first."""
         shadows = [] if self.shadowing is None else [shadow(self.shadowing)]
         known = [] if self.known_answers is None else [cached(self.known_answers)]
         behind = stack(  # a deferred request has no caller: no layer counts live traffic or authenticates
@@ -440,7 +465,14 @@ class Gateway:
             from_gateway(self.config.name, clock.now),  # instead of authenticate, which was done where the caller asked
             inner=behind,
         )
-        return behind, called, relayed
+        helped = stack(
+            *self.telemetry.layers,
+            observe(clock.now, *self.telemetry.observers),
+            from_gateway(self.config.name, clock.now),  # the device, too, knows a queue and a compute
+            authenticate(self.admission, clock.now, self._tokens_of),  # as of a caller: the device's rights and quotas
+            inner=behind,
+        )
+        return behind, called, relayed, helped
 
     def _fallback_models(self) -> list[Layer]:
         named = any(one.fallback_model for one in self.catalog.manifests)
@@ -558,7 +590,15 @@ class Gateway:
             await self._targets_found(TARGETS_WITHIN_S)  # another worker has the callers until then
         server = await self._open_grpc_server() if self._keeper is None else None
         await self._open_http_servers()
-        drain = GatewayDrain(self.host, self._entry, self._oip_over_grpc, server, self._http_drains, self.upstreams)
+        streams = [self.upstreams, None if self.help is None else self.help.links]
+        drain = GatewayDrain(
+            self.host,
+            self._entry,
+            self._oip_over_grpc,
+            server,
+            self._http_drains,
+            [one for one in streams if one is not None],
+        )
         self._stack.push_async_callback(drain.run, self.config.drain_s, refuses=lambda: not self._handed_over)
 
     async def hand_over(self, within_s: float) -> None:
@@ -663,7 +703,7 @@ class Gateway:
     async def _open_link_port(self) -> None:
         """Open before the gateway announces itself: a device dials an advertised address at once."""
         if self.dialled_in is not None:
-            server = link_port(self.dialled_in, self.config, self.tls, self.guard, self._limits["link"])
+            server = link_port(self.dialled_in, self.config, self.tls, self.guard, self._limits["link"], self.help)
             self.addresses["link"] = await self._stack.enter_async_context(server)
 
     def _knows(self, target_id: str) -> bool:
@@ -750,6 +790,7 @@ class Gateway:
                 peers=self.peers,
                 processes=overview,
                 admitted=overview.admission if overview is not None else None,
+                helped=lambda: help_json(None if self.help is None else self.help.askers),
                 cached=lambda: cache_json(self.known_answers if overview is None else None),  # a keeper has no callers
                 configured=self._configured,
             ),

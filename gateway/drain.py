@@ -7,7 +7,8 @@
 - **gRPC.** The port closes to new connections, and each connection gets a GOAWAY: its client opens another one, for
   which a balancer finds another gateway. A stream of inference ends once what it has read is answered, a health watch
   at once.
-- **Upstream gateways.** Each stream gets a goodbye at once, and ends when its requests are answered.
+- **Upstream gateways, and devices that ask for help.** Each stream gets a goodbye at once, and ends when its requests
+  are answered.
 - **Operators.** The admin port goes on meanwhile. Uploads and questions to it are waited for, its streams are not.
 
 What is under way after `drain_s` is cut. Links to targets, the fleet's messages and the port that devices dial close
@@ -44,26 +45,26 @@ class GatewayDrain:
         service: OipService,
         server: grpc.aio.Server | None,
         http: Sequence[HttpDrain],
-        sites: LinkService | None = None,
+        streams: Sequence[LinkService] = (),
     ) -> None:
         """Args:
         entry: the guard of every inference route.
         service: the methods on `server`; None: this process has no port for callers.
         http: the inference port's, then the operators'.
-        sites: the streams of upstream gateways.
+        streams: those of upstream gateways, and of devices that ask for help.
         """
         self._host = host
         self._entry = entry
         self._service = service
         self._server = server
         self._http = http
-        self._sites = sites
+        self._streams = streams
 
     @property
     def under_way(self) -> int:
         """The number of requests and streams that are waited for."""
-        upstream = 0 if self._sites is None else self._sites.under_way
-        return self._service.under_way + sum(one.under_way for one in self._http) + upstream
+        answered = sum(one.under_way for one in self._streams)
+        return self._service.under_way + sum(one.under_way for one in self._http) + answered
 
     async def run(self, drain_s: float, *, refuses: Callable[[], bool] = lambda: True) -> None:
         """Refuse what is new; return when what is under way has ended, or after `drain_s`.
@@ -95,8 +96,7 @@ class GatewayDrain:
             await self._server.stop(grace_s)
 
     async def _done(self) -> None:
-        if self._sites is not None:
-            await self._sites.drain("the gateway is shutting down")
+        await asyncio.gather(*[one.drain("the gateway is shutting down") for one in self._streams])
         for one in self._http:
             await one.done()
         while self._service.under_way:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager
-from functools import partial
 from typing import Final
 
+import grpc
 import structlog
 
 from gateway.config.gateway import GatewayConfig
 from gateway.core.fleet.name_claims import NameClaims
+from gateway.help.help_service import HelpService
 from gateway.identity.guard import GatewayGuard
 from gateway.targets.dial_in import Context, DialInServer, Follow, Identify
 from tidegate import clock
@@ -57,9 +58,16 @@ def dial_in_server_of(
 
 @asynccontextmanager
 async def link_port(
-    dialled_in: DialInServer, config: GatewayConfig, tls: Tls | None, guard: GatewayGuard | None, limits: ServerLimits
+    dialled_in: DialInServer,
+    config: GatewayConfig,
+    tls: Tls | None,
+    guard: GatewayGuard | None,
+    limits: ServerLimits,
+    help: HelpService | None = None,
 ) -> AsyncIterator[str]:
     """Open the port and yield its "HOST:PORT"; leaving it ends every stream.
+
+    Args: help: answers devices that ask for help, on the same port; None: this gateway helps none.
 
     Raises:
         StartError: the address cannot be listened on.
@@ -68,8 +76,14 @@ async def link_port(
     standing = StandingWatch()
     follow = _certificate_follower(standing) if tls is not None else _key_follower(guard)
     identify = _by_key(guard) if guard is not None else None
+
+    def add(server: grpc.aio.Server) -> None:
+        dialled_in.add_to(server, identify=identify, follow=follow)
+        if help is not None:
+            help.add_to(server)
+
     port = open_grpc_server(
-        partial(dialled_in.add_to, identify=identify, follow=follow),
+        add,
         config.host,
         config.link_port,
         max_message_bytes=MAX_ENVELOPE_BYTES,
@@ -89,6 +103,8 @@ async def link_port(
             yield address
         finally:
             dialled_in.close(f"gateway {config.name} is shutting down")
+            if help is not None:
+                help.links.finish(f"gateway {config.name} is shutting down")
 
 
 def advertised_dial_address(config: GatewayConfig, address: str) -> tuple[str, ...]:

@@ -149,13 +149,14 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 DEFERRED: Final = "deferred"  # the protocol of what a device stored while it was offline
+HELP: Final = "help"  # and of what a device asks its gateway to answer for it
 
 
 class Call(msgspec.Struct, frozen=True):
     """A request with everything that its caller required; a layer that learns more passes a changed copy down."""
 
     request: InferRequest
-    protocol: str  # "oip-http" | "oip-grpc" | "openai" | "link" | DEFERRED
+    protocol: str  # "oip-http" | "oip-grpc" | "openai" | "link" | DEFERRED | HELP
     arrived_at: float
     deadline: float | None = None  # an instant; None until a budget is known
     priority: int = 0  # 1 is highest, 0 means the default
@@ -175,7 +176,14 @@ class Call(msgspec.Struct, frozen=True):
     ttft_s: float | None = None  # of a generation, the budget of its first token, from `arrived_at`; None: without
     tpot_s: float | None = None  # and of each further one, on average over the answer
     resumes: bool = True  # whether another target may go on with an answer that has begun
-    path: tuple[str, ...] = ()  # of a request that another gateway sent on: the gateways that it has come through
+    # Of a request that another gateway sent on: the gateways that it has come through. Of one that a device asks for:
+    # the device.
+    path: tuple[str, ...] = ()
+
+    @property
+    def asker(self) -> str:
+        """The device that asks for help with this request, "edge/NAME"; "" for any other request."""
+        return self.path[0] if self.protocol == HELP and self.path else ""
 
     def budget_s(self, now: float) -> float | None:
         """The time left until the deadline, possibly negative; None without a deadline."""
@@ -304,3 +312,4 @@ class Reply(msgspec.Struct, frozen=True):
     cut: str = ""  # why an answer ends before its time, where that was decided here
     fallback_model: str = ""  # the model that answered instead of the one that was asked for
     sequence_home: str = ""  # of a step: a token of the target that has its state, for other gateways
+    helped_by: str = ""  # of a device's answer: the gateway that it asked for it, and why

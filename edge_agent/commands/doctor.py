@@ -69,6 +69,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         *await asyncio.to_thread(_settings, config),
         *diagnosis.event_loop(str((agent or {}).get("loop_stalled") or "")),
         *broker,
+        diagnosis.asking_for_help(configured=config.help is not None, reached=reached, told=_helpers(agent)),
         diagnosis.gateways(
             reached,
             dial_out=config.dial_out,
@@ -366,3 +367,9 @@ def _workers(agent: dict[str, Any] | None) -> list[DoctorFinding]:
 def _callers(agent: dict[str, Any] | None) -> list[str]:
     links = (agent or {}).get("links")
     return [f"{name} ({path})" for name, path in links.items()] if isinstance(links, dict) else []
+
+
+def _helpers(agent: dict[str, Any] | None) -> list[dict[str, Any]] | None:
+    """What the running agent says of the gateways that it may ask for help; None where it says nothing."""
+    told = (agent or {}).get("help")
+    return [one for one in told if isinstance(one, dict)] if isinstance(told, list) else None

@@ -305,3 +305,31 @@ def gateways(
     why = f"none can be dialled: {', '.join(bad)}" if bad else "no gateway has told where it may be dialled"
     advice = "set a gateway's `link_port` (and `link_advertise`), or this device's `gateways`; open that port outwards"
     return DoctorFinding("gateways", "warning" if advertised else "failure", f"{direct}; {why}", advice)
+
+
+def asking_for_help(
+    *, configured: bool, reached: Mapping[str, str], told: Sequence[Mapping[str, object]] | None
+) -> DoctorFinding:
+    """Judge whether this device can ask gateways for help with requests of its local callers.
+
+    Args:
+        configured: whether it has the section `help`.
+        reached: as in `gateways`.
+        told: what the running agent says of each gateway; None: none runs, or it says nothing.
+    """
+    if not configured:
+        return DoctorFinding("help", "ok", "off: what does not fit this device is refused (key `help`)")
+    page = "docs/asking-for-help.md"
+    if told is None:
+        good = sorted(address for address, why_not in reached.items() if not why_not)
+        if good:
+            words = f"{', '.join(good)} can be dialled; whether it helps this device the running agent says"
+            return DoctorFinding("help", "ok", words)
+        words = "no gateway's link port can be dialled"
+        return DoctorFinding("help", "warning", words, f"see `gateways` below, and {page}")
+    able = sorted(str(one.get("gateway")) for one in told if one.get("helps"))
+    if able:
+        return DoctorFinding("help", "ok", f"can be asked now: {', '.join(able)}")
+    why = "; ".join(sorted(f"{one.get('gateway')}: {one.get('why_not')}" for one in told)) or "no gateway is known"
+    advice = f"give the gateway `link_port` and a section `help` with an entry for this device: {page}"
+    return DoctorFinding("help", "warning", f"no gateway can be asked: {why}", advice)

@@ -179,6 +179,10 @@ class EdgeQueue:
         """Predicted wait of a request with the latest of deadlines, if it arrived now for an idle worker."""
         return self._finish_in_s(QueueTicket(-1, "", float("inf"), 0.0), now, 1.0)
 
+    def finish_in_s(self, ticket: QueueTicket, now: float) -> float:
+        """Predicted time until the ticket would be done if it was admitted now."""
+        return self._finish_in_s(ticket, now, 1.0)
+
     def _retry_after_s(self, now: float) -> float:
         return min(MAX_RETRY_AFTER_S, max(MIN_RETRY_AFTER_S, self.queue_delay_s(now)))
 

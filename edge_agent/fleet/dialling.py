@@ -119,7 +119,7 @@ class GatewayDialler:
         gateways = self.gateways()
         wanted = self._plan.addresses_to_dial(gateways, self._link.callers, clock.now())
         for address in wanted - self._open.keys():
-            dialler = self._dialler(address, gateways[address])
+            dialler = self.dialler(address, gateways[address])
             if dialler is not None:
                 self._open[address] = _DialledGateway(
                     address, self._link, dialler, self._draw, self._key, names=self._names, dispute=self._dispute
@@ -146,7 +146,11 @@ class GatewayDialler:
                     found.setdefault(address, f"gateway/{name}")
         return found
 
-    def _dialler(self, address: str, name: str) -> Dialler | None:
+    def dialler(self, address: str, name: str) -> Dialler | None:
+        """What opens connections to a gateway, which must prove to be the one of this name; None: it cannot be dialled.
+
+        Args: name: "gateway/NAME"; "" where it is not known.
+        """
         if self._tls is None:
             return PlainDialler()
         try:

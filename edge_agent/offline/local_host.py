@@ -7,6 +7,9 @@ what it gets (`confidence.unsure`):
     reject   503 with a time to come back
     defer    202 with a ticket: a gateway computes it once one is reachable, and the answer comes back to this device
 
+Where the device may ask a gateway for help (`edge_agent/help`) it does so first, for an unsure answer as for any
+refusal: the above is what follows where no gateway helped.
+
 A caller that sends `tidegate-defer: 1` accepts a ticket instead of any refusal for lack of room, time or a worker, and
 instead of an unsure answer. A pinned request stays where it is: it is never deferred, its unsure answer is only
 declared. The same holds for a demanded variant, of which there is no better.
@@ -25,6 +28,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from edge_agent.help.helping_host import HelpingHost
 from edge_agent.offline.queue_db import StoredItem
 from edge_agent.offline.store import OfflineStore
 from edge_agent.serving.host import EdgeHost
@@ -82,10 +86,20 @@ class LocalHost:
     Args:
         keeper: the policy for deferred and forwarded entries.
         on_gateway: called when a gateway's call comes this way.
+        helping: answers with the help of gateways; None: the device answers alone.
     """
 
-    def __init__(self, host: EdgeHost, keeper: OfflinePolicy, *, on_gateway: Callable[[], None] = lambda: None) -> None:
-        self._host = host
+    def __init__(
+        self,
+        host: EdgeHost,
+        keeper: OfflinePolicy,
+        *,
+        on_gateway: Callable[[], None] = lambda: None,
+        helping: HelpingHost | None = None,
+    ) -> None:
+        self._own = host
+        self._helping = helping
+        self._host: EdgeHost | HelpingHost = helping or host
         self._keeper = keeper
         self._on_gateway = on_gateway
         self._judges: dict[tuple[str, str], ConfidenceMeasure | None] = {}
@@ -109,8 +123,10 @@ class LocalHost:
     def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
         return self._host.statistics(name, version)
 
-    async def infer(self, call: Call) -> Reply:
+    async def infer(self, call: Call, credential: str = "") -> Reply:
         """The answer, or the outcome that the model's policy sets for an unsure one.
+
+        Args: credential: what the caller showed, for a gateway that helps; "": nothing.
 
         Raises:
             Deferred: the request is kept; carries the ticket.
@@ -119,19 +135,25 @@ class LocalHost:
         """
         if call.headers.get(HOP_KEY) == GATEWAY_HOP:
             self._on_gateway()
-            return await self._host.infer(call)
+            return await self._own.infer(call)
         began_at = clock.now()
         try:
-            reply = await self._host.infer(call)
+            helping = self._helping
+            reply = await (self._own.infer(call) if helping is None else helping.infer(call, credential))
         except (CapacityError, PeerError) as error:
             if call.defer and self._may_leave(call):
                 raise await self._defer(call, "", error.message) from error
             if isinstance(error, Unreachable):
                 raise NothingAlive(error.message, retry_after_s=error.retry_after_s or 1.0) from error
             raise
+        if reply.helped_by:  # the gateway has judged it
+            return reply
         reply = replace(reply, stages={"admit": began_at - call.arrived_at, **reply.stages})
         doubt = self._doubt(call, reply)
         if doubt:
+            better = await self._better(call, reply, credential)
+            if better is not None:
+                return better
             reply = await self._unsure(call, reply, doubt)
         if self._keeper.forwards == "all" or (doubt and self._keeper.forwards == "unsure"):
             await self._forward(reply)
@@ -151,6 +173,12 @@ class LocalHost:
         if confidence is None or confidence >= manifest.confidence.threshold:
             return ""
         return f"model {manifest.name!r} is sure by {confidence:.2f}, below {manifest.confidence.threshold:g}"
+
+    async def _better(self, call: Call, reply: Reply, credential: str) -> Reply | None:
+        """A gateway's answer instead of an unsure one; None where there is none, or the caller wants this variant."""
+        if self._helping is None or call.variant:
+            return None
+        return await self._helping.better(call, reply, credential)
 
     async def _unsure(self, call: Call, reply: Reply, doubt: str) -> Reply:
         policy = self._policy(call)

@@ -95,6 +95,13 @@ class EdgeModel:
             raise Unreachable(self.runner.unready())
         return fitting[0] if len(fitting) == 1 else min(fitting, key=lambda v: _seconds(self.runner, v, work))
 
+    def finish_in_s(self, variant: Variant, work: Work, deadline: float, priority: int) -> float | None:
+        """The predicted time until such a call would be done if it came now; None of one that generates."""
+        if variant.name in self.runner.generating:
+            return None
+        cost_s = self.runner.service_time(variant.name).predict_s(work.units)
+        return self._scheduler.finish_in_s(deadline=deadline, cost_s=cost_s, priority=priority, lane=self.runner.name)
+
     async def compute(self, computation: Computation) -> Computed:
         """Wait for a turn and compute.
 

@@ -14,12 +14,14 @@ from edge_agent.serving.runner import Runner
 from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate.fleet.offers import ModelOffer
 from tidegate.models.share_weights import ShareWeights
-from tidegate.outcome import Overloaded
+from tidegate.models.work import work_of
+from tidegate.outcome import Overloaded, ServeError
 from tidegate.serving.generation.sequence_scheduler import SequenceScheduler
 from tidegate.serving.joint_queue import JointQueue
 from tidegate.serving.model_table import ModelTable
 from tidegate.serving.target_host import TargetHost
 from tidegate.tracing.served import ServedTraces
+from tidegate.types import Call
 
 EXHAUSTED_FOR_S = 30.0  # a battery does not fill faster
 
@@ -71,6 +73,21 @@ class EdgeHost(TargetHost[EdgeModel]):
     def offers(self) -> tuple[ModelOffer, ...]:
         """What is offered now; the same object until `refresh`."""
         return self._offers
+
+    def finish_in_s(self, call: Call, deadline: float) -> float | None:
+        """The predicted time until a call would be done if it came now; None where only `infer` can tell.
+
+        A prediction only: it changes nothing, and what it was made of may be another thing a moment later.
+        """
+        model = self.models.get(call.request.model_name)
+        if model is None or call.request.model_version not in ("", model.manifest.version):
+            return None
+        try:
+            work = work_of(model.manifest, call.request)
+            variant = model.choose(self._demanded(model, call.variant), work, call.variant)
+        except ServeError:
+            return None
+        return model.finish_in_s(variant, work, deadline, call.priority)
 
     @property
     def busy(self) -> bool:

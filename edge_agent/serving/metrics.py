@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.metrics_core import Metric
 
+from edge_agent.core.help.help_counts import HelpCounts
 from edge_agent.device.sensors import Sensors
 from edge_agent.fleet.sync import EdgeSync
 from edge_agent.serving.host import EdgeHost
@@ -38,7 +39,10 @@ class EdgeMetrics:
         *,
         sandbox: Mapping[str, bool] | None = None,
         generated: GeneratedCounts | None = None,
+        helped: HelpCounts | None = None,
     ) -> None:
+        """Args: helped: what gateways are asked for; None: they are not."""
+        self._helped = helped
         self._generated = generated or GeneratedCounts()
         self._sandbox = sandbox or {}
         self._host = host
@@ -54,6 +58,8 @@ class EdgeMetrics:
         states = [one.state(runner.name) for runner in self._runners() for one in runner.generating.values()]
         yield from generation_families("tidegate_edge", self._generated, states)
         yield from self._device_families()
+        if self._helped is not None:
+            yield from _help_families(self._helped)
 
     def _queue_families(self) -> Iterator[Metric]:
         scheduler = self._scheduler
@@ -94,3 +100,13 @@ class EdgeMetrics:
 
     def __repr__(self) -> str:
         return f"<EdgeMetrics of {self._host!r}>"
+
+
+def _help_families(helped: HelpCounts) -> Iterator[Metric]:
+    rows = [(key, float(count)) for key, count in helped.requests.items()]
+    words = "Requests of local callers that needed help, by why, and by how a gateway's help ended."
+    yield counter("tidegate_edge_help_requests", words, ("reason", "outcome"), rows)
+    words = "Seconds that gateways' answers took."
+    yield counter("tidegate_edge_help_seconds", words, (), [((), helped.seconds)])
+    yield single("tidegate_edge_help_in_flight", "Requests that gateways are asked for now.", helped.in_flight)
+    yield single("tidegate_edge_help_gateways", "Gateways that can be asked now.", helped.gateways)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
+from edge_agent.core.help.help_counts import HelpCounts
 from edge_agent.device.sensors import Sensors
 from edge_agent.fleet.sync import EdgeSync
 from edge_agent.serving.host import EdgeHost
@@ -29,6 +30,7 @@ async def open_metrics(
     generated: GeneratedCounts,
     loop_lag: LoopLag,
     more: Callable[[], Iterable[Any]] = tuple,
+    helped: HelpCounts | None = None,
 ) -> str:
     """Where it listens, until the stack ends. Raises StartError.
 
@@ -42,7 +44,7 @@ async def open_metrics(
         from tidegate.metrics.loop_families import loop_families
     except ModuleNotFoundError as error:
         raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
-    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox=sandbox, generated=generated)
+    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox=sandbox, generated=generated, helped=helped)
     exposition = Exposition(metrics.collect)
     exposition.add(lambda: loop_families(loop_lag))
     exposition.add(more)

@@ -101,6 +101,10 @@ class EdgeScheduler:
         """The predicted wait of a request that comes now."""
         return self._queue.queue_delay_s(now)
 
+    def finish_in_s(self, *, deadline: float, cost_s: float, priority: int, lane: str) -> float:
+        """The predicted time until such work would be done if it came now."""
+        return self._queue.finish_in_s(QueueTicket(-1, lane, deadline, cost_s, priority), clock.now())
+
     async def run(
         self,
         work: Callable[[], Awaitable[T]],

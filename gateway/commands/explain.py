@@ -116,7 +116,8 @@ def in_full(one: dict[str, Any], console: Console) -> None:
     """Print one request: the sentence, the table of candidates, the events, the waterfall and hindsight."""
     named = f", id {one['id']}" if one["id"] else ""
     console.print(f"[bold]#{one['number']}[/]{escape(named)}: {_work(one)}, {_demands(one)}", highlight=False)
-    called = [f"{name} {one[key]}" for name, key in (("answered as", "answered_as"), ("trace", "trace_id")) if one[key]]
+    said = (("answered as", "answered_as"), ("trace", "trace_id"), ("asked for by", "asked_by"))
+    called = [f"{name} {one[key]}" for name, key in said if one.get(key)]
     if called:
         console.print(f"[dim]{escape(', '.join(called))}[/]", highlight=False)
     console.print(escape(one["sentence"]), highlight=False)

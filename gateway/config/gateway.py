@@ -15,6 +15,7 @@ from gateway.config.attestation import AttestationPolicyConfig
 from gateway.config.auth import AuthConfig
 from gateway.config.cache import CacheConfig
 from gateway.config.discovery import MAX_SOURCES, SourceConfig
+from gateway.config.help import DeviceHelpConfig
 from gateway.config.ingest import IngestConfig
 from gateway.config.scaling import ScalingConfig, default_scaling
 from gateway.config.store import SharedStoreConfig
@@ -107,6 +108,11 @@ class GatewayConfig(ProcessConfig):
     )
     ingest: IngestConfig | None = Field(
         None, description="Accept and compute what devices stored while offline; needs `mqtt`. None: devices keep it."
+    )
+    help: DeviceHelpConfig | None = Field(
+        None,
+        description="Answer requests of devices' local callers that the devices cannot answer well; needs `link_port`: "
+        "docs/asking-for-help.md. None: devices refuse them.",
     )
     fleet: str = Field(
         DEFAULT_FLEET, min_length=1, description="Fleet whose edges are used; others on the broker are ignored."
@@ -292,6 +298,7 @@ class GatewayConfig(ProcessConfig):
             "site_port": self.site_port is not None,
             "model_control": self.model_control != "none",
             "agreement": self.agreement is not None,
+            "help": self.help is not None,
         }
         if self.workers > 1 and (key := next((key for key, is_set in alone.items() if is_set), None)):
             raise ValueError(
@@ -330,6 +337,12 @@ class GatewayConfig(ProcessConfig):
     def _dial_in_needs_the_link_stream(self) -> Self:
         if self.link_port is not None and self.edge_transport != "link":
             raise ValueError("link_port needs edge_transport: link; devices that dial out speak nothing else")
+        return self
+
+    @model_validator(mode="after")
+    def _help_needs_the_port_that_devices_dial(self) -> Self:
+        if self.help is not None and self.link_port is None:
+            raise ValueError("help needs link_port: devices that ask for help dial it")
         return self
 
     @model_validator(mode="after")

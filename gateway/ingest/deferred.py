@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from math import inf, nextafter
 from typing import Final, Self
 
 import structlog
@@ -123,7 +122,7 @@ class DeferredWorker:
         request = request_from_bytes(job.body)
         manifest = self._manifest_of(request.model_name, request.model_version)
         call = call_of(request, manifest, protocol=DEFERRED, headers={}, arrived_at=now)
-        floor = max(call.min_quality, _better_than(manifest, job.variant))
+        floor = max(call.min_quality, manifest.better_than(job.variant))
         # The tenant that the device's caller named is dropped: no credential has proved it.
         return replace(call.due(now + BUDGET_S), min_quality=floor, priority=LOWEST_PRIORITY, tenant="")
 
@@ -154,11 +153,3 @@ class DeferredWorker:
 
     def __repr__(self) -> str:
         return f"<DeferredWorker {len(self._work)} under way>"
-
-
-def _better_than(manifest: Manifest, variant: str) -> float:
-    """Return the least quality above that of the unsure variant; 0 if no variant is better."""
-    unsure = manifest.variant(variant)
-    if unsure is None or unsure.quality is None or variant not in manifest.improvable:
-        return 0.0
-    return nextafter(unsure.quality.value, inf)

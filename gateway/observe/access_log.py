@@ -89,6 +89,7 @@ class AccessLog:
             "budget_ms": _ms(work.budget_s),
             "latency_ms": _ms(now - call.arrived_at),
             **({"trace_id": trace_id} if (trace_id := trace_id_of(call)) else {}),
+            **({"asked_by": call.asker} if call.path and call.asker else {}),
         }
 
 

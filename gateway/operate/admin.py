@@ -73,6 +73,7 @@ def admin_routes(
     processes: AllProcesses | None = None,
     cached: Callable[[], list[dict[str, Any]]] = list,
     configured: Callable[[float], dict[str, Any]] = lambda _now: configuration_json(None, 0.0),
+    helped: Callable[[], list[dict[str, Any]]] = list,
 ) -> list[web.RouteDef]:
     """
     Args:
@@ -82,6 +83,7 @@ def admin_routes(
         processes: of a gateway with `workers`; None: this is all.
         cached: by model, what is answered from the response cache.
         configured: how devices' settings are to those that are desired.
+        helped: by device, the requests that it asks for now.
     """
 
     async def state(_request: web.Request) -> web.Response:
@@ -93,7 +95,7 @@ def admin_routes(
             workers, elsewhere = processes.members(), processes.by_target
             for target in told["targets"]:
                 target["in_flight"] += elsewhere.get(target["id"], 0)
-        beside = {"gateways": peers_json(peers, now), "workers": workers, "cache": cached()}
+        beside = {"gateways": peers_json(peers, now), "workers": workers, "cache": cached(), "help": helped()}
         return web.json_response({**told, **beside, "configuration": configured(now)})
 
     async def decisions(request: web.Request) -> web.Response:

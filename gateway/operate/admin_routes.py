@@ -61,6 +61,7 @@ def operator_routes(
     admitted: Callable[[], dict[str, Any]] | None = None,
     cached: Callable[[], list[dict[str, Any]]] = list,
     configured: Callable[[float], dict[str, Any]] = lambda _now: configuration_json(None, 0.0),
+    helped: Callable[[], list[dict[str, Any]]] = list,
 ) -> list[web.RouteDef]:
     """Return the admin port's routes; with the console's if `watch` is given.
 
@@ -70,6 +71,7 @@ def operator_routes(
         admitted: the console's figures of what all of them let in.
         cached: by model, what is answered from the response cache.
         configured: how devices' settings are to those that are desired.
+        helped: by device, the requests that it asks for now.
     """
     recordings = TrafficRecorder(dispatcher.recorder, fleet, gateway=name, policy=policy, serves=processes is None)
     admin = [
@@ -85,6 +87,7 @@ def operator_routes(
             processes=processes,
             cached=cached,
             configured=configured,
+            helped=helped,
         ),
         *device_routes(directory.devices),
         *log_level_routes(),

@@ -64,6 +64,7 @@ def explanation_json(
         "protocol": record.protocol,
         "model": record.model,
         "tenant": record.tenant,
+        **({"asked_by": record.asker} if record.asker else {}),
         **(_demands_json(record.decision) if record.decision else {}),
         "sentence": choice_sentence(record),
         "events": [_event(note, record) for note in record.notes],

@@ -96,9 +96,12 @@ class Dispatcher:
         return RequestExecution(self, call, self.ask_builder.ask(call), taken_at=taken_at, placement=placement).run()
 
     def _placement_for(self, call: Call) -> Placement:
-        """What another gateway sent is not sent on to a third one."""
-        sites = self.placer.fleet.sites
-        return OwnPlaces(self.placement, sites) if call.path and sites else self.placement
+        """What another gateway sent is not sent on to a third one, and what a device asks for not to that device."""
+        if not call.path:
+            return self.placement
+        sites, asker = self.placer.fleet.sites, call.asker
+        left_out = {*sites, asker} if asker else sites
+        return OwnPlaces(self.placement, left_out) if left_out else self.placement
 
     def _remembered(self, call: Call) -> tuple[SequenceStep, float] | None:
         """The sequence step of a call to a stateful model, and how long its state is kept; None for any other call."""

@@ -1,8 +1,10 @@
-"""Own places: what another gateway sent is placed on this site's own devices and pools, never on a further site.
+"""Own places: what was sent here to be placed once more goes to this gateway's own devices and pools, and no further.
 
 An upstream gateway chose this site by what its own places can do (`gateway/core/fleet/site_summary.py`). If the site
 could send such a request on to a third gateway, two gateways that list each other would pass it to and fro until its
 budget is spent. One hop between gateways, by construction, is the whole of the rule.
+
+A device that asks for help has said that it is not the place for the request, so that it is left out too.
 """
 
 from __future__ import annotations
@@ -15,14 +17,14 @@ from gateway.core.placement.placer import Decision
 
 
 class OwnPlaces:
-    """A `Placement` that leaves out the sites among the targets."""
+    """A `Placement` that leaves out some targets: the sites, and the device that asks."""
 
-    def __init__(self, placement: Placement, sites: Set[str]) -> None:
+    def __init__(self, placement: Placement, left_out: Set[str]) -> None:
         self._placement = placement
-        self._sites = sites
+        self._left_out = left_out
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
-        return self._placement.decide(ask, now, {*self._sites, *exclude} if exclude else self._sites)
+        return self._placement.decide(ask, now, {*self._left_out, *exclude} if exclude else self._left_out)
 
     def __repr__(self) -> str:
         return f"<OwnPlaces {self._placement!r}>"

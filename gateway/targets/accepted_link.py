@@ -16,10 +16,10 @@ from collections.abc import Callable
 
 from gateway.core.fleet.attestation import Attestation
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
-from gateway.targets.link_inference import infer_over_link
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.client import MAX_MESSAGE_BYTES, LinkClient
 from tidegate.link.frames import Greeting
+from tidegate.link.link_inference import infer_over_link
 from tidegate.link.session import KeepaliveTiming, MessageStream
 from tidegate.outcome import Disconnected
 from tidegate.token_sink import TokenObjectives, TokenSink

@@ -78,13 +78,13 @@ class DialInServer:
         self._reception = DialInAdmission(max_streams)
         self._known = known
         self._identify: Identify | None = None
-        self._follow: Follow = _never
+        self.follow: Follow = _never
         self._encrypted = encrypted
         self._heartbeat = heartbeat
         self._max_message_bytes = max_message_bytes
         self._ungreeted = 0
         self._quiet_until, self._unsaid = -inf, 0
-        self._closed = ""
+        self.closed = ""
 
     @property
     def ungreeted(self) -> int:
@@ -104,20 +104,20 @@ class DialInServer:
             follow: a future that gets the refusal once the peer's proof is good no more; None: it proves nothing.
         """
         self._identify = identify
-        self._follow = follow or _never
+        self.follow = follow or _never
         handler = grpc.stream_stream_rpc_method_handler(self.exchange)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
 
     def close(self, reason: str) -> None:
         """End every stream, and let none in any more."""
-        self._closed = reason
+        self.closed = reason
         for link in tuple(self.links.values()):
             link.finish(reason)
 
     async def exchange(self, _requests: object, context: Context) -> None:
         """The gRPC method."""
-        if self._closed:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, self._closed)
+        if self.closed:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, self.closed)
         if self._ungreeted >= MAX_UNGREETED:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams have not said hello yet")
         self._ungreeted += 1
@@ -129,7 +129,7 @@ class DialInServer:
                 self._greeting,
                 peer=context.peer() or "",
                 welcome=self._welcome,
-                proven=await self._proof(context),
+                proven=await self.proof(context),
                 heartbeat=self._heartbeat,
                 max_message_bytes=self._max_message_bytes,
             )
@@ -139,7 +139,7 @@ class DialInServer:
                 self._ungreeted -= 1
                 counted = False
                 if greeted:
-                    with self._follow(context) as lapse:
+                    with self.follow(context) as lapse:
                         await asyncio.wait((running, lapse), return_when=asyncio.FIRST_COMPLETED)
                         lapsed = "" if running.done() else lapse.result().message
                 reason = lapsed or (running.result() if greeted else f"no hello within {GREET_WITHIN_S:g} s")
@@ -155,14 +155,14 @@ class DialInServer:
 
     async def _part(self, link: AcceptedLink, reason: str, context: Context) -> None:
         if link.greeting is None:
-            self._complain(link.peer, reason)
+            self.complain(link.peer, reason)
         elif link.refused:
-            self._complain(link.peer, link.refused)
+            self.complain(link.peer, link.refused)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, link.refused)
         else:
             log.info("a device's stream ended", target=link.id, peer=link.peer, reason=reason)
 
-    async def _proof(self, context: Context) -> str:
+    async def proof(self, context: Context) -> str:
         """The peer's identity; "" where no proof is required. Aborts where proof is required and missing."""
         if self._encrypted:
             names = context.auth_context().get("x509_subject_alternative_name", ())
@@ -175,14 +175,14 @@ class DialInServer:
         try:
             return await self._identify(context)
         except ServeError as error:
-            self._complain(context.peer() or "", error.message)
+            self.complain(context.peer() or "", error.message)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, error.message)
             raise
 
     def _welcome(self, link: AcceptedLink, greeting: Greeting) -> str:
         name = greeting.name
-        if self._closed:
-            return self._closed
+        if self.closed:
+            return self.closed
         now, before = clock.now(), self.links.get(name)
         why_not = self._reception.why_not_named(name, proven=link.proven, known=self._known(name), now=now)
         if why_not:
@@ -221,7 +221,7 @@ class DialInServer:
             self._reception.leave(link.id)
             self.on_left(link)
 
-    def _complain(self, peer: str, reason: str) -> None:
+    def complain(self, peer: str, reason: str) -> None:
         """Log a line a second at most: a peer may be refused as often as it dials."""
         now = clock.now()
         if now < self._quiet_until:

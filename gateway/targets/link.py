@@ -24,11 +24,11 @@ import structlog
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.targets.attestation_verifier import AttestationVerifier, TargetAttestation
 from gateway.targets.dial_address import unchecked_address
-from gateway.targets.link_inference import infer_over_link
 from tidegate import __version__, clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.client import MAX_MESSAGE_BYTES, LinkClient
 from tidegate.link.frames import Greeting
+from tidegate.link.link_inference import infer_over_link
 from tidegate.link.origin import Origin
 from tidegate.link.session import KeepaliveTiming
 from tidegate.link.streams import DIAL_OPTIONS, DialledStream

@@ -24,13 +24,13 @@ from msgspec.structs import replace
 
 from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkRtt, LinkUp
 from gateway.targets.foreign_model import manifest_from, offer_of
-from gateway.targets.oip_messages import response_from_bytes
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.client import MAX_MESSAGE_BYTES
 from tidegate.models.manifest import Manifest
 from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
 from tidegate.oip.grpc.codec import message_from_request
+from tidegate.oip.grpc.oip_messages import response_from_bytes
 from tidegate.oip.orca import LOAD_KEY, load_from_text
 from tidegate.oip.reply import TIMING_KEY
 from tidegate.oip.status import CODE_KEY, error_from_grpc

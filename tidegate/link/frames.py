@@ -19,7 +19,7 @@ import msgspec
 from google.protobuf.message import DecodeError
 
 from tidegate.fleet.offers import ModelOffer, decode_offers, encode_offers
-from tidegate.link.origin import Origin, route_of, write_route
+from tidegate.link.origin import Origin, printable, route_of, write_route
 from tidegate.oip.grpc.message_bounds import check_envelope
 from tidegate.outcome import ServeError, error_from_code
 from tidegate.rpc import link_pb2
@@ -66,6 +66,8 @@ class AnswerFrame(NamedTuple):  # one comes with every request: a frozen datacla
     load: LoadReport | None
     batch_wait_s: float = 0.0
     route: Route | None = None  # of a site: its own route to the place that answered
+    request_id: str = ""  # of a gateway that was asked: its id of the request
+    attested: str = ""  # and the evidence that the answer rests on, if it was required
 
 
 def parse(envelope: bytes) -> Iterable[link_pb2.Frame]:
@@ -159,6 +161,7 @@ def answer(id: int, answered: AnswerFrame, *, chunked_bytes: int = 0) -> bytes:
     frame.variant = answered.variant
     if answered.route is not None:
         write_route(frame.served_by, answered.route)
+        frame.served_by.request_id, frame.served_by.attested = answered.request_id, answered.attested
     if answered.load is not None:
         _write_load(frame.load, answered.load)
     if chunked_bytes:
@@ -305,6 +308,7 @@ def accepted_of(frame: link_pb2.Accepted) -> Accepted:
 def answered_of(frame: link_pb2.Answer, message: bytes) -> AnswerFrame:
     """An answer from its frame and its message, which is apart because it may have come in chunks."""
     report = load_of(frame.load) if frame.HasField("load") else None
+    of_gateway = frame.served_by if frame.HasField("served_by") else None
     return AnswerFrame(
         message=message,
         queue_s=frame.queue_us / 1e6,
@@ -313,7 +317,9 @@ def answered_of(frame: link_pb2.Answer, message: bytes) -> AnswerFrame:
         variant=frame.variant,
         load=report,
         batch_wait_s=min(frame.queue_us, frame.batch_wait_us) / 1e6,  # the batch wait is a part of the queue time
-        route=route_of(frame.served_by) if frame.HasField("served_by") else None,
+        route=None if of_gateway is None else route_of(of_gateway),
+        request_id="" if of_gateway is None else printable(of_gateway.request_id),
+        attested="" if of_gateway is None else printable(of_gateway.attested, allowed=";"),
     )
 
 

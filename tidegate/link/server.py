@@ -24,7 +24,7 @@ from tidegate.link import frames
 from tidegate.link.attestation_challenge import ChallengeResponder, no_evidence
 from tidegate.link.chunks import ChunkAssembly
 from tidegate.link.frames import AnswerFrame, Greeting, ProtocolViolation
-from tidegate.link.origin import originated
+from tidegate.link.origin import credential_of, originated
 from tidegate.link.outbox import Outbox, Parcel
 from tidegate.link.session import KeepaliveTiming, LinkLost, LinkSession, MessageStream
 from tidegate.link.token_frames import TokenFrames
@@ -68,9 +68,14 @@ class LinkServer:
         dialled: bool = False,
         on_work: Callable[[LinkServer], None] = lambda _server: None,
         is_site: bool = False,
+        host_for: Callable[[str], ModelHost] | None = None,
     ) -> None:
-        """Args: is_site: the host is a gateway, and so are its peers: what they say of their callers counts."""
+        """Args:
+        is_site: the host is a gateway, and what its peers say of their callers counts.
+        host_for: the host as the bearer of a credential may see it, for requests that show one; None: none is read.
+        """
         self._is_site = is_site
+        self._host_for = host_for
         self.dialled = dialled  # by this side
         self._on_work = on_work  # a request of this stream began or ended
         self._host = host
@@ -232,13 +237,16 @@ class LinkServer:
             ttft_s=frame.ttft_us / 1e6 if frame.ttft_us else None,
             tpot_s=frame.tpot_us / 1e6 if frame.tpot_us else None,
         )
+        host = self._host
         if self._is_site:
             try:
                 call = originated(call, frame, self._peer)
+                if self._host_for is not None and (credential := credential_of(frame)):
+                    host = self._host_for(credential)
             except ServeError:
                 self._tokens.close(id)
                 raise
-        task = asyncio.create_task(self._serve(id, call), name=f"link request {id} of {self._peer}")
+        task = asyncio.create_task(self._serve(id, call, host), name=f"link request {id} of {self._peer}")
         self._tasks[id] = task
         self._on_work(self)
         task.add_done_callback(lambda _task: self._over(id))
@@ -253,12 +261,12 @@ class LinkServer:
         if self._leaving and not self._tasks:
             self.session.finish(f"left: {self._leaving}")
 
-    async def _serve(self, id: int, call: Call) -> None:
+    async def _serve(self, id: int, call: Call, host: ModelHost) -> None:
         try:
-            checker = checker_of(self._host.manifest(call.request.model_name, call.request.model_version))
+            checker = checker_of(host.manifest(call.request.model_name, call.request.model_version))
             checker.check(call.request)
             checker.check_variant(call.variant)
-            reply = await self._host.infer(call)
+            reply = await host.infer(call)
             await self._answer(id, reply)
         except ServeError as exc:
             self._refuse(id, exc)
@@ -283,6 +291,8 @@ class LinkServer:
             load=reply.load or self._load(),
             batch_wait_s=reply.batch_wait_s,
             route=reply.route if self._is_site else None,
+            request_id=reply.request_id,
+            attested=reply.attested,
         )
         if not self.session.has_room:
             await self.session.room()

@@ -154,17 +154,25 @@ class LinkService:
         return await self.run(self.server_for(stream, peer_certificate))
 
     def server_for(
-        self, stream: MessageStream, peer_certificate: bytes | None = None, *, dialled: bool = False
+        self,
+        stream: MessageStream,
+        peer_certificate: bytes | None = None,
+        *,
+        dialled: bool = False,
+        host: ModelHost | None = None,
+        host_for: Callable[[str], ModelHost] | None = None,
     ) -> LinkServer:
         """The server side of one stream, for `run`.
 
         Args:
             peer_certificate: as in `serve`.
             dialled: whether this side dialled the stream.
+            host: what answers on this one stream; None: what answers on all.
+            host_for: as in `LinkServer`.
         """
         return LinkServer(
             stream,
-            self._host,
+            self._host if host is None else host,
             greeting=self._greeting,
             load=self._load,
             heartbeat=self._heartbeat,
@@ -175,6 +183,7 @@ class LinkService:
             dialled=dialled,
             on_work=(lambda _server: None) if self._is_site else self._worked,
             is_site=self._is_site,
+            host_for=host_for,
         )
 
     def _worked(self, server: LinkServer) -> None:

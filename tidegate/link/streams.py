@@ -16,7 +16,12 @@ from tidegate.oip.grpc.stream_headers import send_headers
 
 SERVICE: Final = "tidegate.link.v1.Link"
 METHOD: Final = "Exchange"
+HELP_METHOD: Final = "Help"
+MODELS_METHOD: Final = "Models"
 PATH: Final = f"/{SERVICE}/{METHOD}"
+HELP_PATH: Final = f"/{SERVICE}/{HELP_METHOD}"
+MODELS_PATH: Final = f"/{SERVICE}/{MODELS_METHOD}"
+ASKER_KEY: Final = "asking-device"  # metadata of a device that asks for help: "edge/NAME"
 MAX_ENVELOPE_BYTES: Final = 8 * 1024 * 1024
 
 # The session's own heartbeat finds a silent link first; these options find one that has only its transport left, and
@@ -41,8 +46,8 @@ DIAL_OPTIONS: Final[list[tuple[str, int]]] = [
 class DialledStream:
     """The stream as the end that dialled sees it."""
 
-    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = ()) -> None:
-        dial = channel.stream_stream(PATH, None, None)
+    def __init__(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...] = (), path: str = PATH) -> None:
+        dial = channel.stream_stream(path, None, None)
         self._call: grpc.aio.StreamStreamCall[bytes, bytes] = dial(None, metadata=metadata or None)
 
     async def read(self) -> bytes | None:

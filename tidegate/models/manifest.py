@@ -21,6 +21,7 @@ callers see, and every check and price holds against them. What the artefacts se
 from __future__ import annotations
 
 from hashlib import sha256
+from math import inf, nextafter
 from typing import Final, Literal
 
 import msgspec
@@ -267,6 +268,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     def variants_for(self, where: Where) -> tuple[Variant, ...]:
         return tuple(variant for variant in self.variants if where in variant.where)
+
+    def better_than(self, variant: str) -> float:
+        """The least quality above this variant's; 0 where none is known to be better."""
+        one = self.variant(variant)
+        if one is None or one.quality is None or variant not in self.improvable:
+            return 0.0
+        return nextafter(one.quality.value, inf)
 
     @property
     def of_model(self) -> Manifest:

@@ -9,6 +9,7 @@ fallback, a hedge, a lower precision or an answer that its model is not sure of 
     tidegate-site-route: edge/attic; cheapest; variant=int8; attempts=1; …             of a site: its own two
     tidegate-resumed: from=edge/attic to=pool/main at=57 gap-ms=212 grade=exact        if others went on with it
     tidegate-fallback-model: digits-small           if another model than the one asked for answers
+    tidegate-helped-by: gateway/main; because=unfit; chosen=only   of a device that had its gateway answer
     tidegate-cut: its tenant's tokens are used up                                      if it ends before its time
     tidegate-attested: software; key=3f9a0c11d2e4a8b7; expires=2026-11-20T20:31:00Z   if it was required
     tidegate-sequence-home: MTc2…fQ.3s9…                of a step of a sequence, to be sent with the next one
@@ -37,6 +38,7 @@ CUT_KEY: Final = "tidegate-cut"
 ATTESTED_KEY: Final = "tidegate-attested"
 BUDGET_LEFT_KEY: Final = "tidegate-budget-left-ms"
 TIMING_KEY: Final = "server-timing"
+HELPED_BY_KEY: Final = "tidegate-helped-by"
 FALLBACK_MODEL_KEY: Final = "tidegate-fallback-model"
 HOME_KEY: Final = "tidegate-sequence-home"
 REQUEST_ID_KEY: Final = "tidegate-request-id"
@@ -49,6 +51,8 @@ def reply_parameters(reply: Reply) -> dict[str, str]:
         words |= route_words(reply.route)
     if reply.fallback_model:
         words[FALLBACK_MODEL_KEY] = reply.fallback_model
+    if reply.helped_by:
+        words[HELPED_BY_KEY] = reply.helped_by
     if reply.cut:
         words[CUT_KEY] = reply.cut
     if reply.attested:

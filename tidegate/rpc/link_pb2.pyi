@@ -6,6 +6,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Nothing(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Manifests(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
 class Envelope(_message.Message):
     __slots__ = ("frames",)
     FRAMES_FIELD_NUMBER: _ClassVar[int]
@@ -97,7 +107,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[int] = ..., budget_us: _Optional[int] = ..., priority: _Optional[int] = ..., variant: _Optional[str] = ..., traceparent: _Optional[str] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., tracestate: _Optional[str] = ..., window: _Optional[int] = ..., ttft_us: _Optional[int] = ..., tpot_us: _Optional[int] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...
 
 class Origin(_message.Message):
-    __slots__ = ("path", "tenant", "pin", "min_quality", "ttft_us", "tpot_us", "never_resumes")
+    __slots__ = ("path", "tenant", "pin", "min_quality", "ttft_us", "tpot_us", "never_resumes", "attested", "authorization")
     PATH_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     PIN_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +115,8 @@ class Origin(_message.Message):
     TTFT_US_FIELD_NUMBER: _ClassVar[int]
     TPOT_US_FIELD_NUMBER: _ClassVar[int]
     NEVER_RESUMES_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_FIELD_NUMBER: _ClassVar[int]
+    AUTHORIZATION_FIELD_NUMBER: _ClassVar[int]
     path: _containers.RepeatedScalarFieldContainer[str]
     tenant: str
     pin: str
@@ -112,7 +124,9 @@ class Origin(_message.Message):
     ttft_us: int
     tpot_us: int
     never_resumes: bool
-    def __init__(self, path: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., pin: _Optional[str] = ..., min_quality: _Optional[float] = ..., ttft_us: _Optional[int] = ..., tpot_us: _Optional[int] = ..., never_resumes: bool = ...) -> None: ...
+    attested: bool
+    authorization: str
+    def __init__(self, path: _Optional[_Iterable[str]] = ..., tenant: _Optional[str] = ..., pin: _Optional[str] = ..., min_quality: _Optional[float] = ..., ttft_us: _Optional[int] = ..., tpot_us: _Optional[int] = ..., never_resumes: bool = ..., attested: bool = ..., authorization: _Optional[str] = ...) -> None: ...
 
 class Accepted(_message.Message):
     __slots__ = ("id", "queue_ahead", "finish_in_us")
@@ -149,7 +163,7 @@ class Answer(_message.Message):
     def __init__(self, id: _Optional[int] = ..., message: _Optional[bytes] = ..., chunked_bytes: _Optional[int] = ..., queue_us: _Optional[int] = ..., compute_us: _Optional[int] = ..., batch_size: _Optional[int] = ..., variant: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., batch_wait_us: _Optional[int] = ..., served_by: _Optional[_Union[ServedBy, _Mapping]] = ...) -> None: ...
 
 class ServedBy(_message.Message):
-    __slots__ = ("target", "reason", "variant", "attempts", "hedged", "fallback", "degraded", "provisional")
+    __slots__ = ("target", "reason", "variant", "attempts", "hedged", "fallback", "degraded", "provisional", "request_id", "attested")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     VARIANT_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +172,8 @@ class ServedBy(_message.Message):
     FALLBACK_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_FIELD_NUMBER: _ClassVar[int]
     PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTESTED_FIELD_NUMBER: _ClassVar[int]
     target: str
     reason: str
     variant: str
@@ -166,7 +182,9 @@ class ServedBy(_message.Message):
     fallback: bool
     degraded: bool
     provisional: bool
-    def __init__(self, target: _Optional[str] = ..., reason: _Optional[str] = ..., variant: _Optional[str] = ..., attempts: _Optional[int] = ..., hedged: bool = ..., fallback: bool = ..., degraded: bool = ..., provisional: bool = ...) -> None: ...
+    request_id: str
+    attested: str
+    def __init__(self, target: _Optional[str] = ..., reason: _Optional[str] = ..., variant: _Optional[str] = ..., attempts: _Optional[int] = ..., hedged: bool = ..., fallback: bool = ..., degraded: bool = ..., provisional: bool = ..., request_id: _Optional[str] = ..., attested: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("id", "code", "message", "retry_after_us", "load")

@@ -39,6 +39,16 @@ class LinkStub(object):
                 request_serializer=tidegate_dot_rpc_dot_link__pb2.Envelope.SerializeToString,
                 response_deserializer=tidegate_dot_rpc_dot_link__pb2.Envelope.FromString,
                 _registered_method=True)
+        self.Help = channel.stream_stream(
+                '/tidegate.link.v1.Link/Help',
+                request_serializer=tidegate_dot_rpc_dot_link__pb2.Envelope.SerializeToString,
+                response_deserializer=tidegate_dot_rpc_dot_link__pb2.Envelope.FromString,
+                _registered_method=True)
+        self.Models = channel.unary_unary(
+                '/tidegate.link.v1.Link/Models',
+                request_serializer=tidegate_dot_rpc_dot_link__pb2.Nothing.SerializeToString,
+                response_deserializer=tidegate_dot_rpc_dot_link__pb2.Manifests.FromString,
+                _registered_method=True)
 
 
 class LinkServicer(object):
@@ -50,6 +60,21 @@ class LinkServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Help(self, request_iterator, context):
+        """A device asks its gateway for help with requests of its own callers: the device dials, and sends Request frames with
+        an Origin; the gateway sends Accepted, Answer or Refused. Metadata `asking-device` is the device's name, "edge/NAME".
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Models(self, request, context):
+        """The models with which this device may be helped. Unary: an empty message in, a JSON list of manifests out.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LinkServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -57,6 +82,16 @@ def add_LinkServicer_to_server(servicer, server):
                     servicer.Exchange,
                     request_deserializer=tidegate_dot_rpc_dot_link__pb2.Envelope.FromString,
                     response_serializer=tidegate_dot_rpc_dot_link__pb2.Envelope.SerializeToString,
+            ),
+            'Help': grpc.stream_stream_rpc_method_handler(
+                    servicer.Help,
+                    request_deserializer=tidegate_dot_rpc_dot_link__pb2.Envelope.FromString,
+                    response_serializer=tidegate_dot_rpc_dot_link__pb2.Envelope.SerializeToString,
+            ),
+            'Models': grpc.unary_unary_rpc_method_handler(
+                    servicer.Models,
+                    request_deserializer=tidegate_dot_rpc_dot_link__pb2.Nothing.FromString,
+                    response_serializer=tidegate_dot_rpc_dot_link__pb2.Manifests.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +121,60 @@ class Link(object):
             '/tidegate.link.v1.Link/Exchange',
             tidegate_dot_rpc_dot_link__pb2.Envelope.SerializeToString,
             tidegate_dot_rpc_dot_link__pb2.Envelope.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Help(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tidegate.link.v1.Link/Help',
+            tidegate_dot_rpc_dot_link__pb2.Envelope.SerializeToString,
+            tidegate_dot_rpc_dot_link__pb2.Envelope.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Models(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.link.v1.Link/Models',
+            tidegate_dot_rpc_dot_link__pb2.Nothing.SerializeToString,
+            tidegate_dot_rpc_dot_link__pb2.Manifests.FromString,
             options,
             channel_credentials,
             insecure,

@@ -108,6 +108,7 @@ class RequestRecord(msgspec.Struct, array_like=True, gc=False):
     elapsed_s: float
     deadline: float | None
     wasted_tokens: int = 0  # of a generation: computed by more than one target, or made and given to no one
+    asker: str = ""  # the device that asked for help with it, "edge/NAME"
 
     @property
     def ended_at(self) -> float:

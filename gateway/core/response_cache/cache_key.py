@@ -71,7 +71,7 @@ def uncacheable(call: Call, manifest: Manifest, max_input_bytes: int) -> str:
         return "attested"
     if manifest.sequence is not None or _SEQUENCE in parameters:
         return "sequence"
-    if call.path:
+    if call.path and not call.asker:
         return "upstream"  # it asks to learn how fast this site is; its own cache knows the answer as well
     if call.protocol == DEFERRED:
         return "deferred"  # its tenant is not known, so that tenants would share its answer

@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 
 from cloud_pool.metrics import PoolMetrics
 from edge_agent.configuration.families import configuration_families as settings_families
+from edge_agent.core.help.help_counts import HelpCounts
 from edge_agent.offline.routes import device_routes as edge_routes
 from edge_agent.serving.metrics import EdgeMetrics
 from gateway.app import Gateway
@@ -55,6 +56,7 @@ from gateway.operate.agreement_report import agreement_families, agreement_route
 from gateway.operate.cache_report import cache_families
 from gateway.operate.configuration_report import configuration_families, configuration_json
 from gateway.operate.devices import device_routes
+from gateway.operate.help_report import help_families
 from gateway.operate.log_levels import log_level_routes
 from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
@@ -131,6 +133,7 @@ def _of_a_gateway() -> list[Metric]:
     counted.add(lambda: agreement_families(run(_shadowing())))
     counted.add(lambda: cache_families(_known_answers()))
     counted.add(lambda: configuration_families(_drifted()))
+    counted.add(lambda: help_families({"edge/attic": 1}))
     counted.add(lambda: process_families([Member("worker-1", "worker")]))
     counted.add(tracing.families)
     counted.add(lambda: loop_families(LoopLag()))
@@ -178,7 +181,9 @@ def _of_an_edge() -> list[Metric]:
     queue = SimpleNamespace(queued=0, in_flight=0, queue_delay_s=lambda now: 0.0, oldest_age_s=0.0)
     sensors = SimpleNamespace(now=SimpleNamespace(battery=0.5, on_battery=False, temperature_c=40.0, throttled=False))
     sync = SimpleNamespace(connected=True, epoch=1)
-    counts = EdgeMetrics(*cast(Any, (host, list, queue, sensors, sync)), sandbox={"files": True})
+    helped = HelpCounts()
+    helped.requests["unfit", "ok"] += 1
+    counts = EdgeMetrics(*cast(Any, (host, list, queue, sensors, sync)), sandbox={"files": True}, helped=helped)
     settings = cast(Any, SimpleNamespace(report=ConfigurationReport(RolloutState.COMMITTED, "0")))
     return _with_loop_lag(lambda: [*counts.collect(), *settings_families(settings)])
 

@@ -142,3 +142,29 @@ def test_settings_that_were_changed_from_outside_are_said(
     assert [(one.check, one.verdict) for one in findings] == [(check, verdict) for check, verdict, _ in found]
     assert all(words in one.words for one, (_, _, words) in zip(findings, found, strict=True))
     assert all(one.advice for one in findings if one.verdict != "ok")
+
+
+@pytest.mark.parametrize(
+    ("configured", "reached", "told", "verdict", "words"),
+    [
+        (False, {}, None, "ok", "off"),
+        (True, {"gw:1": ""}, None, "ok", "gw:1 can be dialled"),
+        (True, {"gw:1": "refused"}, None, "warning", "no gateway's link port"),
+        (True, {}, [{"gateway": "gateway/main", "helps": True, "why_not": ""}], "ok", "gateway/main"),
+        (
+            True,
+            {},
+            [{"gateway": "gw:1", "helps": False, "why_not": "it helps no devices"}],
+            "warning",
+            "helps no devices",
+        ),
+        (True, {}, [], "warning", "no gateway is known"),
+    ],
+)
+def test_whether_help_can_be_had_and_why_not(
+    configured: bool, reached: dict[str, str], told: list[dict[str, object]] | None, verdict: str, words: str
+) -> None:
+    finding = diagnosis.asking_for_help(configured=configured, reached=reached, told=told)
+    assert finding.verdict == verdict
+    assert words in finding.words
+    assert bool(finding.advice) == (verdict != "ok")

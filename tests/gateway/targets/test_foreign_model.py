@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.targets.foreign_model import manifest_from, offer_of
-from gateway.targets.oip_messages import response_from_bytes
 from tests.support.serving.hosts import echo_request
 from tidegate.models.manifest import Axis
+from tidegate.oip.grpc.oip_messages import response_from_bytes
 from tidegate.outcome import BadAnswer
 from tidegate.rpc import oip_pb2
 from tidegate.types import Datatype

@@ -1,4 +1,4 @@
-"""The OIP message of a request, and of its answer, as bytes: shared by both transports to a target.
+"""The OIP message of a request, and of its answer, as bytes: shared by all transports to a target.
 
 What comes back is checked for being an answer to this very request, so that a target that mixes up its callers is
 found out here and not by a caller.

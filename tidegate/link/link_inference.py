@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gateway.targets.oip_messages import request_bytes, response_from_bytes
 from tidegate import clock
 from tidegate.link.client import LinkClient, Question
 from tidegate.link.origin import Origin
+from tidegate.oip.grpc.oip_messages import request_bytes, response_from_bytes
 from tidegate.token_sink import TokenObjectives, TokenSink
 from tidegate.types import Accepted, InferRequest, Reply
 
@@ -52,4 +52,6 @@ async def infer_over_link(
         variant=answered.variant,
         load=answered.load,
         batch_wait_s=answered.batch_wait_s,
+        request_id=answered.request_id,
+        attested=answered.attested,
     )

@@ -1,0 +1,271 @@
+"""The helping host answers a local caller's request with the device's own models, or has a gateway answer it.
+
+    predict → here, or a gateway first
+            → what is not answered here when it should be: a gateway beside it, and the first answer counts
+            → what was refused here: a gateway after all
+            → the answer, or one refusal
+
+`edge_agent/core/help/help_choice.py` decides, each time with what is left of the budget; this file performs. A request
+is sent once at most. A caller who leaves takes the question along: the gateway frees its place, and the target its queue.
+
+A gateway is asked for what the device refused for lack of room, time, a worker, a fitting variant or the model itself;
+never for what broke a model, nor for what its caller did wrong. The refusal of both is one: the device's own with the
+gateway's words behind it, or, where the device can never answer such a request, the gateway's kind, for it says whether
+trying again may help.
+
+Never sent: a request that caller or model pins, a step of a sequence (its state is here), a generation of which tokens
+have come, a prompt in words (the wire has token ids), and what a gateway itself has sent here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from edge_agent.core.help.help_choice import HelpChoice, HelpLimits, HelpNeed, ask_after_s, choose_place
+from edge_agent.core.help.help_counts import NOT_ASKED, HelpReason
+from edge_agent.help.help_lines import HelpLines
+from edge_agent.help.noted_tokens import NotedTokens
+from edge_agent.serving.host import EdgeHost
+from tidegate import clock
+from tidegate.models.manifest import Manifest
+from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
+from tidegate.oip.host import ModelStatistics
+from tidegate.oip.sequence import sequence_of
+from tidegate.outcome import (
+    CallerError,
+    CapacityError,
+    DeadlineExceeded,
+    ModelNotFound,
+    NothingAlive,
+    NotSupported,
+    Overloaded,
+    ServeError,
+    Unreachable,
+)
+from tidegate.placement_pin import stricter
+from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.types import Call, Reply
+
+LOST_AGAIN_S: Final = 1.0
+RESERVE_SHARE, LEAST_RESERVE_S, MOST_RESERVE_S = 0.02, 0.002, 0.02  # of the budget, to give an answer that is there
+
+
+class HelpingHost:
+    """A `ModelHost` over the device's own models, and over gateways that help.
+
+    Args:
+        may_use: whether requests to a model of this name may be sent.
+        unsure: whether gateways are asked for answers that the model here is not sure of.
+    """
+
+    def __init__(
+        self,
+        host: EdgeHost,
+        lines: HelpLines,
+        limits: HelpLimits,
+        *,
+        may_use: Callable[[str], bool],
+        unsure: bool,
+    ) -> None:
+        self._host = host
+        self._lines = lines
+        self._limits = limits
+        self._may_use = may_use
+        self._asks_unsure = unsure
+
+    @property
+    def server_name(self) -> str:
+        return self._host.server_name
+
+    def ready(self) -> bool:
+        return self._host.ready()
+
+    def manifests(self) -> Sequence[Manifest]:
+        """The device's own: what a gateway has besides may be gone with the link."""
+        return self._host.manifests()
+
+    def manifest(self, name: str, version: str = "") -> Manifest:
+        """The device's own, or that of a gateway which helps now. Raises ModelNotFound."""
+        try:
+            return self._host.manifest(name, version)
+        except ModelNotFound:
+            found = self._lines.manifest(name, version) if self._may_use(name) else None
+            if found is None:
+                raise
+            return found
+
+    def model_ready(self, name: str, version: str = "") -> bool:
+        return self._host.model_ready(name, version)
+
+    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
+        return self._host.statistics(name, version)
+
+    async def infer(self, call: Call, credential: str = "") -> Reply:
+        """The answer, from here or through a gateway. Raises as `EdgeHost.infer`."""
+        if not self._lines.up or call.headers.get(HOP_KEY) == GATEWAY_HOP:
+            return await self._host.infer(call)
+        turn = _HelpTurn(self._lines, call, self._deadline(call), self._stays(call), credential)
+        here_s = self._host.finish_in_s(call, turn.deadline)
+        is_late = here_s is not None and here_s > turn.deadline - clock.now()
+        if here_s is not None and is_late and (choice := turn.choice(here_s, self._limits)).place == "gateway":
+            try:
+                return await turn.ask(choice, "late")
+            except ServeError as error:
+                turn.refused(error)
+        try:
+            if here_s is None or call.tokens is not None or turn.stays or turn.has_asked:
+                return await self._host.infer(turn.call)
+            return await self._insured(turn, here_s)
+        except (NotSupported, ModelNotFound, CapacityError, Unreachable) as error:
+            if turn.has_begun:
+                raise
+            return await self._after(error, turn)
+
+    async def _insured(self, turn: _HelpTurn, here_s: float) -> Reply:
+        """The device's answer, or a gateway's that was asked beside it when it did not come. Raises as `infer`."""
+        after_s = turn.ask_after_s(here_s)
+        own = asyncio.create_task(self._host.infer(turn.call), name="own answer")
+        asked: asyncio.Task[Reply] | None = None
+        try:
+            await asyncio.wait((own,), timeout=None if after_s == inf else after_s)
+            if not own.done() and (choice := turn.choice(inf, self._limits)).place == "gateway":
+                asked = asyncio.create_task(turn.ask(choice, "late"), name="gateway's answer")
+                await asyncio.wait((own, asked), return_when=asyncio.FIRST_COMPLETED)
+                if not own.done() or own.exception() is not None:
+                    try:
+                        return await asked
+                    except ServeError as error:
+                        turn.refused(error)
+            return await own
+        finally:
+            await cancel_and_wait(*[one for one in (own, asked) if one is not None])
+
+    async def better(self, call: Call, reply: Reply, credential: str = "") -> Reply | None:
+        """A gateway's answer instead of this unsure one; None where it is not to be had in time."""
+        floor = self.manifest(call.request.model_name, call.request.model_version).better_than(reply.variant)
+        if not self._asks_unsure or not floor or call.tokens is not None:
+            return None
+        deadline = self._deadline(call)
+        left_s = deadline - clock.now()
+        deadline -= min(MOST_RESERVE_S, max(LEAST_RESERVE_S, RESERVE_SHARE * left_s))
+        asked = replace(call, min_quality=max(call.min_quality, floor))
+        turn = _HelpTurn(self._lines, asked, deadline, self._stays(call), credential)
+        choice = turn.choice(inf, self._limits)
+        if choice.place != "gateway":
+            self._lines.counts.requests["unsure", NOT_ASKED] += 1
+            return None
+        try:
+            return await turn.ask(choice, "unsure")
+        except ServeError:  # the unsure answer is still there
+            return None
+
+    async def _after(self, error: ServeError, turn: _HelpTurn) -> Reply:
+        """What becomes of a request that was refused here."""
+        because = _because(error)
+        choice = turn.choice(inf, self._limits)
+        if choice.place == "gateway":
+            try:
+                return await turn.ask(choice, because)
+            except ServeError as refused:
+                turn.refused(refused)
+        elif turn.refusal is None:
+            self._lines.counts.requests[because, NOT_ASKED] += 1
+            raise error
+        assert turn.refusal is not None
+        raise joint_refusal(error, turn.refusal) from error
+
+    def _deadline(self, call: Call) -> float:
+        """As the device's own queue has it."""
+        if call.deadline is not None:
+            return call.deadline
+        manifest = self.manifest(call.request.model_name, call.request.model_version)
+        return call.arrived_at + manifest.default_budget_s
+
+    def _stays(self, call: Call) -> str:
+        """Why a request may not leave the device; "" where it may."""
+        request = call.request
+        manifest = self.manifest(request.model_name, request.model_version)
+        if (pin := stricter(call.pin, manifest.pin)) != "any":
+            return f"it is pinned ({pin})"
+        if not self._may_use(request.model_name):
+            return f"requests to {request.model_name!r} do not leave this device (help.models)"
+        if manifest.sequence is not None and sequence_of(request.parameters) is not None:
+            return "it is a step of a sequence, whose state is here"
+        return "its prompt is in words, and the wire has token ids" if request.text is not None else ""
+
+    def __repr__(self) -> str:
+        return f"<HelpingHost {self._host!r} {self._lines!r}>"
+
+
+class _HelpTurn:
+    """One request on its way: what was asked for it so far."""
+
+    def __init__(self, lines: HelpLines, call: Call, deadline: float, stays: str, credential: str) -> None:
+        self.refusal: ServeError | None = None  # of the gateway that was asked
+        self.deadline = deadline
+        self._lines = lines
+        self.stays = stays
+        self._credential = credential
+        self.has_asked = False  # a gateway
+        self._begun = None if call.tokens is None else NotedTokens(call.tokens)
+        self.call = call if self._begun is None else replace(call, tokens=self._begun)
+
+    def refused(self, error: ServeError) -> None:
+        """The gateway that was asked has no answer."""
+        self.refusal = error
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether tokens of an answer have come."""
+        return self._begun is not None and self._begun.has_begun
+
+    def ask_after_s(self, here_s: float) -> float:
+        """Seconds until a gateway is asked beside the device; inf: never."""
+        now = clock.now()
+        able = [one for one in self._lines.seen(self.call.request.model_name, now) if not one.why_not]
+        took_s = min([one.took_s or 0.0 for one in able], default=inf)
+        return ask_after_s(self.deadline - now, here_s, took_s or None)
+
+    def choice(self, here_s: float, limits: HelpLimits) -> HelpChoice:
+        request, now = self.call.request, clock.now()
+        need = HelpNeed(
+            left_s=self.deadline - now,
+            here_s=here_s,
+            size_bytes=sum([len(tensor.raw) for tensor in request.inputs]),
+            stays=self.stays,
+            asked=self.has_asked,
+        )
+        seen = self._lines.seen(request.model_name, now)
+        return choose_place(need, seen, self._lines.counts.in_flight, limits)
+
+    async def ask(self, choice: HelpChoice, because: HelpReason) -> Reply:
+        self.has_asked = True
+        return await self._lines.ask(choice.gateway, self.call, self.deadline, because, credential=self._credential)
+
+
+def _because(error: ServeError) -> HelpReason:
+    if isinstance(error, ModelNotFound):
+        return "no-model"
+    if isinstance(error, NotSupported):
+        return "unfit"
+    if isinstance(error, DeadlineExceeded):
+        return "late"
+    return "busy" if isinstance(error, Overloaded) else "down"
+
+
+def joint_refusal(own: ServeError, gateways: ServeError) -> ServeError:
+    """The one refusal of a request that the device refused, and a gateway that was asked for it after or before."""
+    message = f"{own.message}; a gateway was asked: {gateways.message}"
+    kind: type[Any] = type(own)
+    again_s = own.retry_after_s
+    if isinstance(own, CallerError) and not isinstance(gateways, CallerError):
+        # It is no fault of the caller that the device is small: a later try may find the gateway well.
+        is_lost = not isinstance(gateways, CapacityError)
+        kind, again_s = (NothingAlive, LOST_AGAIN_S) if is_lost else (type(gateways), gateways.retry_after_s)
+    refusal: ServeError = kind(message, retry_after_s=again_s)
+    return refusal
