@@ -198,7 +198,7 @@ $(CHECKS_READY): Makefile
 	@echo "setting up $(CHECKS): pip-audit and CycloneDX, to look at what is installed, schemathesis, and Helm's engine"
 	@test -x $(CHECKS)/bin/python || $(PYTHON) -m venv $(CHECKS)
 	@$(CHECKS)/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1 'cyclonedx-bom[validation]==7.5.0' \
-		schemathesis==4.32.5 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 \
+		schemathesis==4.32.5 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 build==1.6.1 hatchling==1.33.0 \
 		>$(CHECKS)/pip.log 2>&1 || { tail -n 5 $(CHECKS)/pip.log >&2; exit 1; }
 	@touch $@
 
