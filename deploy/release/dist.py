@@ -26,7 +26,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -130,8 +130,7 @@ def debian(build: Build) -> None:
     """A Debian package of each process."""
     if shutil.which("dpkg-deb") is None:
         raise LeftOut("needs dpkg-deb")
-    for image in (one for one in build.images if one != "pool-cuda"):
-        collect(build, image)
+    for image in collected(build, [one for one in build.images if one != "pool-cuda"]):
         build.run("deploy/debian/build.sh", image, build.into)
 
 
@@ -143,8 +142,7 @@ def images(build: Build) -> None:
         raise LeftOut(f"needs {' and '.join(absent)}")
     if os.geteuid() != 0:
         raise LeftOut("needs root")
-    for image in build.images:
-        collect(build, image)
+    for image in collected(build, build.images):
         tag = f"localhost/tidegate-{image}:{build.version}"
         build.run("deploy/containers/build.sh", image, tag)
         into = build.into / f"tidegate-image-{image}-{build.version}-{platform.machine()}.tar"
@@ -152,13 +150,20 @@ def images(build: Build) -> None:
         build.run("gzip", "--no-name", into)
 
 
-def collect(build: Build, image: str) -> None:
-    """The wheels of an image or a package, once for both."""
-    if not (build.source / "dist" / "wheels" / image).exists():
-        try:
-            build.run("deploy/containers/wheels.sh", image)
-        except NotBuilt as error:
-            raise LeftOut(f"the wheels of {image} cannot be collected here: {error}") from error
+def collected(build: Build, images: Sequence[str]) -> Iterator[str]:
+    """Each image once its wheels are there. Raises LeftOut: behind the last one, where some cannot be collected."""
+    failures = []
+    for image in images:
+        if not (build.source / "dist" / "wheels" / image).exists():
+            try:
+                build.run("deploy/containers/wheels.sh", image)
+            except NotBuilt as error:
+                shutil.rmtree(build.source / "dist" / "wheels" / image, ignore_errors=True)
+                failures.append(f"the wheels of {image} cannot be collected here: {error}")
+                continue
+        yield image
+    if failures:
+        raise LeftOut("\n".join(failures))
 
 
 PARTS: Final[dict[str, Callable[[Build], None]]] = {
