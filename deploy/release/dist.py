@@ -69,14 +69,18 @@ class Build:
 
     def run(self, *command: str | Path, **more: str) -> None:
         """A command in the clone. Raises NotBuilt: it failed; with the end of what it wrote."""
-        done = subprocess.run(
-            [str(word) for word in command],
-            cwd=self.source, env={**self.environment, **more}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, errors="replace", check=False,
-        )  # fmt: skip
+        words = [str(word) for word in command]
+        try:
+            done = subprocess.run(
+                words,
+                cwd=self.source, env={**self.environment, **more}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                text=True, errors="replace", check=False,
+            )  # fmt: skip
+        except OSError as error:
+            raise NotBuilt(f"{words[0]}: {error.strerror}; `make dist` sets up what it needs") from error
         if done.returncode:
             tail = "\n".join(done.stdout.splitlines()[-_LINES_OF_A_LOG:])
-            raise NotBuilt(f"{shlex.join(str(word) for word in command)} ended with {done.returncode}:\n{tail}")
+            raise NotBuilt(f"{shlex.join(words)} ended with {done.returncode}:\n{tail}")
 
 
 def python(build: Build) -> None:

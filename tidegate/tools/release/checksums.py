@@ -54,8 +54,10 @@ def release_files(folder: Path) -> list[Path]:
         raise ReleaseRefused(f"cannot read the release {folder}: {error.strerror}") from error
     if len(found) > MOST_FILES:
         raise ReleaseRefused(f"{folder}: {len(found)} files, at most {MOST_FILES} are read: is it a release?")
-    wrong = [f"{path.name}: not a plain file, so no part of a release" for path in found if not _is_plain(path)]
-    wrong += [f"{path.name!r}: no name for a file of a release" for path in found if not _NAME.match(path.name)]
+    # A name that is none is shown as `repr` has it: a terminal would act on what may stand in it.
+    wrong = [f"{path.name!r}: no name for a file of a release" for path in found if not _NAME.match(path.name)]
+    named = [path for path in found if _NAME.match(path.name)]
+    wrong += [f"{path.name}: not a plain file, so no part of a release" for path in named if not _is_plain(path)]
     if wrong:
         raise ReleaseRefused("\n".join(wrong))
     return found

@@ -26,7 +26,7 @@ _MOST_SIGNATURES: Final = 16
 
 
 class EnvelopeSignature(msgspec.Struct, frozen=True):
-    keyid: Annotated[str, Meta(max_length=200)]
+    keyid: Annotated[str, Meta(pattern=r"^[A-Za-z0-9:._+/=-]{0,200}\Z")]  # shown, so nothing that a terminal acts on
     signature: bytes = field(name="sig")  # base64 in JSON
 
 

@@ -92,6 +92,13 @@ def envelope_rewritten(release: Path) -> None:
     (release / "provenance.intoto.jsonl").write_text(json.dumps(envelope))
 
 
+def escaping(release: Path) -> None:
+    """An id that would clear the terminal of the reader."""
+    envelope = json.loads((release / "provenance.intoto.jsonl").read_text())
+    envelope["signatures"][0]["keyid"] = "\x1b[2J"
+    (release / "provenance.intoto.jsonl").write_text(json.dumps(envelope))
+
+
 def linked(release: Path) -> None:
     (release / WHEEL).rename(release.parent / "elsewhere")
     (release / WHEEL).symlink_to(release.parent / "elsewhere")
@@ -106,6 +113,8 @@ def linked(release: Path) -> None:
         (list_rewritten, "SHA256SUMS: changed"),
         (resealed, "provenance.json: changed: it is not the statement that was signed"),
         (envelope_rewritten, "is wrong: the statement was changed after it was signed"),
+        (escaping, "no signed statement"),
+        (lambda folder: (folder / "\x1b[2Jall is well").mkdir(), r"'\x1b[2Jall is well': no name"),
         (linked, f"{WHEEL}: not a plain file"),
         (lambda folder: os.mkfifo(folder / "pipe"), "pipe: not a plain file"),
         (lambda folder: (folder / "more").mkdir(), "more: not a plain file"),
@@ -127,6 +136,7 @@ def test_what_was_done_to_a_release_is_named(
     assert done.exit_code == 1
     assert "is not a release to install" in done.output
     assert words in done.output
+    assert "\x1b" not in done.output
 
 
 def test_a_pipe_in_the_place_of_the_list_makes_no_reader_wait(release: Path) -> None:
