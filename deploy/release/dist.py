@@ -4,7 +4,7 @@
     make dist VERSION=0.1.0 PARTS="python chart"        some of them, which then have to succeed
     make dist KEY=operator.key BUILDER=https://HOST/ME  with a statement of its making, signed
 
-The commit is cloned into a temporary folder first, so that no ignored file, no file mode and no half-written file of
+The commit is cloned into a folder of its own first, so that no ignored file, no file mode and no half-written file of
 the checkout gets into a release. All that is built takes its time from the commit (SOURCE_DATE_EPOCH). The folder is
 made beside its place and moved there as a whole: dist/VERSION is complete, or it is what it was before.
 
@@ -15,6 +15,8 @@ them `SHA256SUMS` and the statement. docs/releasing.md says which others are not
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import gzip
 import os
 import platform
@@ -42,6 +44,7 @@ from tidegate.tools.release.statement import check_builder
 ROOT: Final = Path(__file__).resolve().parents[2]
 CHART: Final = "deploy/helm/tidegate"
 IMAGES: Final = ("gateway", "edge", "pool-cpu")  # pool-cuda has to be named: 6 GB
+_MAKING: Final = ".making-"
 _LINES_OF_A_LOG: Final = 15
 
 
@@ -211,11 +214,8 @@ def dist(given: argparse.Namespace) -> Path:
     if (final / ENVELOPE).exists():
         raise NotBuilt(f"{final} is signed, and no build brings a signature back: remove it first, or build elsewhere")
     final.parent.mkdir(exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="tidegate-release-") as scratch,
-        tempfile.TemporaryDirectory(prefix=f".making-{version}-", dir=final.parent) as beside,
-    ):
-        source, into = Path(scratch, "tidegate"), Path(beside, "new")
+    with alone(final.parent), tempfile.TemporaryDirectory(prefix=_MAKING, dir=final.parent) as scratch:
+        source, into = Path(scratch, "tidegate"), Path(scratch, "new")
         clone(source, commit, with_changes=dirty)
         into.mkdir()
         build = Build(source, into, version, environment(commit), given.images.split())
@@ -225,11 +225,27 @@ def dist(given: argparse.Namespace) -> Path:
         if key is not None:
             print(f"signed by the key {sign(into, key)}")
         if final.exists():
-            final.rename(Path(beside, "old"))
+            final.rename(Path(scratch, "old"))
         into.rename(final)
     for path in sorted(final.iterdir()):
         print(f"  {path.stat().st_size:>12,} {path.name}")
     return final.relative_to(ROOT)
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold the folder, and remove what runs that were killed have left. Raises NotBuilt: another run holds it."""
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise NotBuilt(f"another `make dist` is at work in {folder}: wait until it has ended") from None
+        for left in folder.glob(f"{_MAKING}*"):
+            shutil.rmtree(left)
+        yield
+    finally:
+        os.close(held)
 
 
 def pinned_down(given: argparse.Namespace) -> tuple[str, str, bool]:

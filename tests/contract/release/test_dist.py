@@ -6,6 +6,7 @@ in any state. The parts that take minutes (compiled wheel, packages, images) are
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -247,3 +248,22 @@ def test_a_release_is_replaced_as_a_whole_and_a_signed_one_not_at_all(
 
     assert "is signed, and no build brings a signature back: remove it first" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_killed_run_leaves_nothing_to_the_next_and_two_do_not_meet(
+    dist: Callable[..., int], checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkout / "dist" / ".making-left" / "new").mkdir(parents=True)
+    other = os.open(checkout / "dist", os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert dist("--parts", "chart") == 1
+        assert "another `make dist` is at work" in capsys.readouterr().err
+        assert (checkout / "dist" / ".making-left").exists(), "it may be the other's"
+    finally:
+        os.close(other)
+
+    assert dist("--parts", "chart") == 0
+
+    (folder,) = (checkout / "dist").iterdir()
+    assert verify_checksums(folder).files == 1
