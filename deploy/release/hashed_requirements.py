@@ -219,10 +219,13 @@ def written(name: str, of_targets: Mapping[Target, Mapping[str, Package]]) -> st
 
 
 def _marker(targets: list[Target], every: Iterable[Target]) -> str:
-    """The marker of what only some targets need."""
+    """The marker of what only some targets need; a Python version alone, where it is needed on all its processors."""
     if set(targets) == set(every):
         return ""
-    return " ; " + " or ".join(one.marker for one in targets)
+    whole = {one.python for one in targets} - {one.python for one in set(every) - set(targets)}
+    words = [f'python_version == "{python}"' for python in sorted(whole)]
+    words += [one.marker for one in targets if one.python not in whole]
+    return " ; " + " or ".join(words)
 
 
 if __name__ == "__main__":

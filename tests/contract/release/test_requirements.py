@@ -137,6 +137,7 @@ def test_what_only_some_targets_need_has_a_marker_and_digests_come_together() ->
     of_targets = {
         OLD: dict([package("both", digest="b"), package("old")]),
         NEW: dict([package("both", digest="c")]),
+        writer.Target("3.13", "x86_64"): dict([package("both", digest="c"), package("intel", digest="d")]),
     }
 
     text = writer.written("client", of_targets)
@@ -145,7 +146,9 @@ def test_what_only_some_targets_need_has_a_marker_and_digests_come_together() ->
         "both==1.0 \\",
         f"    --hash=sha256:{'b' * 64} \\",
         f"    --hash=sha256:{'c' * 64}",
-        'old==1.0 ; python_version == "3.11" and platform_machine == "x86_64" \\',
+        'intel==1.0 ; python_version == "3.13" and platform_machine == "x86_64" \\',
+        f"    --hash=sha256:{'d' * 64}",
+        'old==1.0 ; python_version == "3.11" \\',
         f"    --hash=sha256:{'a' * 64}",
     ]
 
