@@ -142,7 +142,10 @@ def debian(build: Build) -> None:
 
 
 def images(build: Build) -> None:
-    """Each image as an archive: `gunzip -c FILE | podman load`, since podman 4 reads no compressed one."""
+    """Each image as an archive.
+
+    `gunzip -c FILE | podman load` takes it; podman 4.3 itself reads no compressed one.
+    """
     engine = shlex.split(os.environ.get("ENGINE", "podman"))
     needed = [engine[0]] if os.environ.get("BASE") else [engine[0], "mmdebstrap"]
     if absent := [one for one in needed if shutil.which(one) is None]:
