@@ -304,7 +304,8 @@ def clone(source: Path, commit: str, *, with_changes: bool) -> None:
             (source / gone).unlink(missing_ok=True)
         for path in (path for path in there if (ROOT / path).is_file()):
             (source / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / path, source / path)
+            (source / path).unlink(missing_ok=True)  # which may be a link, to be written over and not through
+            shutil.copy(ROOT / path, source / path, follow_symlinks=False)
 
 
 def make_parts(build: Build, wanted: str | None) -> None:
@@ -335,7 +336,10 @@ def materials(source: Path) -> dict[str, str]:
 
 
 def archive(folder: Path, into: Path, top: str, epoch: int) -> None:
-    """The files of a folder below `top` in a tar archive that says nothing of when, where and by whom it was made."""
+    """The files of a folder below `top` in a tar archive that says nothing of when, where and by whom it was made.
+
+    A link becomes the file that it leads to, as Helm packs it: what it leads to is not in the archive.
+    """
     with (
         into.open("wb") as file,
         gzip.GzipFile("", "wb", 9, file, mtime=epoch) as packed,

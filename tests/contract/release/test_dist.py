@@ -50,7 +50,7 @@ def copied(into: Path, parts: tuple[str, ...]) -> Path:
     for path in listed(ROOT):
         if path.partition("/")[0] in parts and (ROOT / path).is_file():
             (into / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / path, into / path)
+            shutil.copy(ROOT / path, into / path, follow_symlinks=False)
     for words in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "A release")):
         git(into, *words)
     return into
