@@ -32,6 +32,9 @@ COMPILED := .venv-compiled
 COMPILED_READY := $(COMPILED)/.set-up
 COMPILED_TESTS := tests/contract/test_compiled_modules.py tests/gateway/core tests/gateway/layers tests/gateway/serving \
 	tests/gateway/observe tests/gateway/operate tests/tidegate/estimate
+# Where `make wheel-compiled` and `make sbom` write.
+WHEELS ?= $(CURDIR)/dist
+SBOM ?= sbom.cdx.json
 TEST_FLAGS ?=
 # Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
 TEST_ORDER := $(if $(CI),--randomly-seed=1)
@@ -59,7 +62,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
 	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
 
-.PHONY: help setup clients checks peers tools run test test-fast screenshots lint lint-types lint-rules compiled fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom proto clean image-test e2e-kind
+.PHONY: help setup clients checks peers tools run test test-fast screenshots lint lint-types lint-rules compiled fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom dist requirements proto clean image-test e2e-kind
 
 help: ## Say what there is.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,10 +134,10 @@ bench-guard: setup ## CPU a request against the budget in tests/bench/budget.tom
 # By way of a source distribution in a temporary folder: the compiler writes beside the sources that it is given.
 wheel-compiled: $(COMPILED_READY) ## dist/tidegate-*.whl for this machine, with the gateway's decisions compiled. Needs a C compiler.
 	@command -v $${CC:-cc} >/dev/null || { echo "needs a C compiler (Debian: apt install gcc libc6-dev python3-dev), or CC=PATH" >&2; exit 1; }
-	@mkdir -p dist; scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; echo "compiling, some minutes"; \
+	@mkdir -p $(WHEELS); scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; echo "compiling, some minutes"; \
 	HATCH_BUILD_HOOK_ENABLE_MYPYC=true CFLAGS="$${CFLAGS:-} -g0" $(COMPILED)/bin/python -m build --no-isolation --skip-dependency-check \
 		--outdir "$$scratch" . >$(COMPILED)/build.log 2>&1 || { tail -n 40 $(COMPILED)/build.log >&2; exit 1; }; \
-	mv "$$scratch"/*.whl dist/; echo "made $$(cd "$$scratch" && ls -d $(CURDIR)/dist/tidegate-*-cp*.whl)"
+	mv "$$scratch"/*.whl $(WHEELS)/; echo "made $$(ls -d $(WHEELS)/tidegate-*-cp*.whl)"
 
 # -P: the checkout must not come before the installed wheel; of the checkout, only `tests` is found behind it.
 test-compiled: wheel-compiled ## The tests of what is compiled, against the installed compiled wheel.
@@ -158,7 +161,16 @@ audit: $(CHECKS_READY) ## Compare the pinned dependencies with the public list o
 
 sbom: setup $(CHECKS_READY) ## Write sbom.cdx.json: a CycloneDX bill of everything in .venv.
 	@$(CHECKS)/bin/cyclonedx-py environment --of JSON --sv 1.6 --output-reproducible --validate --pyproject pyproject.toml \
-		-o sbom.cdx.json $(abspath $(BIN)/python) && echo "wrote sbom.cdx.json"
+		-o $(SBOM) $(abspath $(BIN)/python) && echo "wrote $(SBOM)"
+
+# docs/releasing.md has the rest of what it is told: IMAGES, DIRTY=1, ENGINE, PIP_EXTRA_INDEX_URL.
+dist: setup $(CHECKS_READY) ## Build a release into dist/VERSION. PARTS="python chart" KEY=operator.key BUILDER=https://HOST/ME
+	@$(BIN)/python deploy/release/dist.py $(if $(VERSION),--version '$(VERSION)') $(if $(PARTS),--parts '$(PARTS)') \
+		$(if $(IMAGES),--images '$(IMAGES)') $(if $(BUILDER),--builder '$(BUILDER)') $(if $(KEY),--key '$(KEY)') $(if $(DIRTY),--dirty)
+
+requirements: setup ## Write deploy/requirements, with the digests of what each process installs. Some GB. ONLY="gateway edge" INTO=FOLDER
+	@$(BIN)/python deploy/release/hashed_requirements.py $(if $(ONLY),--only '$(ONLY)') $(if $(INTO),--into '$(INTO)') \
+		$(if $(MACHINES),--machines '$(MACHINES)')
 
 proto: setup ## Generate tidegate/rpc from proto/.
 	$(MAKE) generate INTO=.
@@ -199,7 +211,7 @@ $(CHECKS_READY): Makefile
 	@echo "setting up $(CHECKS): pip-audit and CycloneDX, to look at what is installed, schemathesis, Helm's engine, and axe-core"
 	@test -x $(CHECKS)/bin/python || $(PYTHON) -m venv $(CHECKS)
 	@$(CHECKS)/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1 'cyclonedx-bom[validation]==7.5.0' \
-		schemathesis==4.32.5 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 \
+		schemathesis==4.32.5 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 build==1.6.1 hatchling==1.33.0 \
 		>$(CHECKS)/pip.log 2>&1 || { tail -n 5 $(CHECKS)/pip.log >&2; exit 1; }
 	@( cd $(CHECKS) && npm pack --silent --ignore-scripts axe-core@4.14.1 && tar -xzOf axe-core-4.14.1.tgz package/axe.min.js >axe.min.js.new \
 		&& mv axe.min.js.new axe.min.js ) >$(CHECKS)/npm.log 2>&1 || echo "  no axe-core here (see $(CHECKS)/npm.log): the console is tested without it"
