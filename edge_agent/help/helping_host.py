@@ -6,7 +6,7 @@
             → the answer, or one refusal
 
 `edge_agent/core/help/help_choice.py` decides, each time with what is left of the budget; this file performs. A request
-is sent once at most. A caller who leaves takes the question along: the gateway frees its place, and the target its queue.
+is sent once at most. A caller who leaves takes the question along: the gateway frees its place, the target its queue.
 
 A gateway is asked for what the device refused for lack of room, time, a worker, a fitting variant or the model itself;
 never for what broke a model, nor for what its caller did wrong. The refusal of both is one: the device's own with the
