@@ -144,10 +144,12 @@ async def measure_all(systems: dict[str, tuple[Running, Child]], timing: Timing)
 
 
 @asynccontextmanager
-async def agent(folder: Path, repository: Path, *, core: int | None = None, **more: Any) -> AsyncIterator[Running]:
-    """A real agent, ready. `more` is configuration."""
+async def agent(
+    folder: Path, repository: Path, *, core: int | None = None, through: tuple[str, ...] = (), **more: Any
+) -> AsyncIterator[Running]:
+    """A real agent, ready. `more` is configuration; `through`: a module with its words that runs the process's."""
     config = _config(folder, {"model_repository": str(repository), **more})
-    command = ("-P", "-m", "edge_agent", "--config", str(config))
+    command = ("-P", "-m", *through, "edge_agent", "--config", str(config))
     async with Child("agent", *command, core=core, log=folder / "edge.log") as child:
         while child.ready["event"] != "ready":
             child.ready = await child.line()

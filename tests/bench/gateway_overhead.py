@@ -106,15 +106,18 @@ async def gateway(
     scratch: Path,
     *,
     core: int | None,
-    profile: Path | None = None,
+    through: tuple[str, ...] = (),
     name: str = "",
     module: str = "gateway",
     python: Path = Path(sys.executable),
     flags: tuple[str, ...] = (),
     **more: Any,
 ) -> AsyncIterator[tuple[Child, int]]:
-    """A real gateway process with the instant targets behind it. `flags` are Python's; `more` is configuration."""
-    config = scratch / f"gateway-{name or transport}{'-profiled' if profile else ''}.yaml"
+    """A real gateway process with the instant targets behind it.
+
+    `flags` are Python's; `more` is configuration; `through`: a module with its words that runs the process's.
+    """
+    config = scratch / f"gateway-{name or transport}{'-watched' if through else ''}.yaml"
     foreign = transport == "unary"
     targets = [
         {
@@ -130,9 +133,7 @@ async def gateway(
     words = {"name": "bench", "http_port": 0, "grpc_port": 0, "metrics_port": 0, "admin_port": 0, "targets": targets}
     fixed = {"model_repository": str(scratch / "models"), "log_level": "error"}
     config.write_text(yaml.safe_dump({**words, **fixed, **more}))
-    command = [*flags, "-m", module, "--config", str(config)]
-    if profile is not None:
-        command = ["-m", "tests.bench.profile", str(profile), "gateway", *command[2:]]
+    command = [*flags, "-m", *through, module, "--config", str(config)]
     log = config.with_suffix(".log")
     async with Child(name or f"gateway over {transport}", *command, core=core, log=log, python=python) as child:
         yield child, int(child.ready["addresses"]["http"].rpartition(":")[2])
@@ -141,7 +142,8 @@ async def gateway(
 async def profiled(transport: str, ports: list[int], scratch: Path, generator: Child, timing: Timing) -> dict[str, Any]:
     """Where the gateway's CPU goes under load: shares by part and by function."""
     found = scratch / f"{transport}.json"
-    async with gateway(transport, ports, scratch, core=cores()[0], profile=found) as (child, port):
+    through = ("tests.bench.profile", str(found))
+    async with gateway(transport, ports, scratch, core=cores()[0], through=through) as (child, port):
         child.signal(signal.SIGUSR1)
         await measure(Measured(child, generator, port), [], 64, timing)
     profile = json.loads(found.read_text())

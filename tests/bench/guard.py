@@ -93,7 +93,7 @@ async def pool() -> Ratios:
     return found
 
 
-def _instant(models: Path) -> Path:
+def instant(models: Path) -> Path:
     """A repository with the model that the bench's agent serves."""
     costs = PacedCosts(edge_ms=((1.0, 1e3 * agent_hop.MODEL_S), (8192.0, 1e3 * agent_hop.MODEL_S)))
     add_paced(workload.MODEL, costs, models, noise=PacedNoise(edge=0.0))
@@ -108,7 +108,7 @@ async def agent() -> Ratios:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-guard-")))
         echo = await enter(Child("link_echo", "-m", "tests.bench.link_echo", core=core))
         floor = agent_hop.Running(echo.pid, echo.ready["addresses"]["grpc"])
-        system = await enter(agent_hop.agent(scratch / "agent", _instant(scratch / "models"), core=core))
+        system = await enter(agent_hop.agent(scratch / "agent", instant(scratch / "models"), core=core))
         callers = [(one, await enter(agent_hop.hop_client(one.address, other_core))) for one in (floor, system)]
         found: Ratios = {"link": []}
         for _ in range(2 * ROUNDS):

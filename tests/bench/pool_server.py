@@ -106,15 +106,20 @@ async def measure_all(
     return points
 
 
-async def start_pool(stack: AsyncExitStack, scratch: Path, core: int | None, other_core: int | None) -> System:
-    """A real pool with one worker and the instant model, its worker on the other core."""
+async def start_pool(
+    stack: AsyncExitStack, scratch: Path, core: int | None, other_core: int | None, through: tuple[str, ...] = ()
+) -> System:
+    """A real pool with one worker and the instant model, its worker on the other core.
+
+    `through`: a module with its words that runs the process's.
+    """
     models = scratch / "models"
     costs = PacedCosts(pool_ms=((1.0, 1e3 * MODEL_S), (8192.0, 1e3 * MODEL_S)))
     add_paced(workload.MODEL, costs, models, noise=PacedNoise(pool=0.0))
     config = scratch / "pool.yaml"
     words = {"name": "bench", "grpc_port": 0, "model_repository": str(models), "device": "cpu", "log_level": "error"}
     config.write_text(yaml.safe_dump(words))
-    command = ("-m", "cloud_pool", "--config", str(config))
+    command = ("-m", *through, "cloud_pool", "--config", str(config))
     child = await stack.enter_async_context(Child("pool", *command, core=core, log=scratch / "pool.log"))
     while child.ready["event"] != "ready":
         child.ready = await child.line()
