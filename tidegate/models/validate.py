@@ -16,6 +16,7 @@ from math import isfinite
 from typing import Final, get_args
 
 from tidegate.models.generative import generation_cost_problems, generative_problems
+from tidegate.models.layer_split import split_problems
 from tidegate.models.manifest import (
     TARGET_BATCH_S,
     Batching,
@@ -60,7 +61,23 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
         *_sequence(manifest),
         *_generative(manifest),
         *_warmup(manifest),
+        *_split(manifest),
     )
+
+
+def _split(manifest: Manifest) -> Iterator[str]:
+    if manifest.half is not None and (problem := name_problem(manifest.half.of)):
+        yield f"half.of: {problem}"
+    if manifest.split is None:
+        return
+    yield from (f"split.{problem}" for problem in split_problems(manifest.name, manifest.split))
+    for index, cut in enumerate(manifest.split.cuts):
+        for role, name in (("head", cut.head), ("tail", cut.tail)):
+            if problem := name_problem(name):
+                yield f"split.cuts[{index}].{role}: {problem}"
+    for key, has in (("generative", manifest.generative), ("sequence", manifest.sequence), ("half", manifest.half)):
+        if has is not None:
+            yield f"split: a model with the key {key!r} is not cut; leave one of them out"
 
 
 def _warmup(manifest: Manifest) -> Iterator[str]:
