@@ -1,7 +1,7 @@
 """A pin limits how far from its origin a request may travel: it names the outermost zone that may see the request.
 
     zone    edge    a device of the fleet          pin    edge          edges only
-            site    on the premises                       edge-input    edges only, and what an edge computed of it anywhere
+            site    on the premises                       edge-input    edges; what an edge computed of it, anywhere
             cloud   anywhere else                         site          edges and the site's own targets
                                                           any           no limit
 

@@ -559,6 +559,7 @@ class RequestExecution:
                 elapsed_s=now - call.arrived_at,
                 deadline=call.deadline,
                 wasted_tokens=self._wasted,
+                half=call.half,
             ),
             machine.decision,
         )

@@ -12,7 +12,7 @@ A classifier may say how sure it has to be (`confidence`): a less sure answer of
 taken to that one while there is time. Which one is better is read from the measured qualities.
 
 A generating model has a `generative` section, and each of its variants a `generation` one (`generative.py`). A model
-that may be cut between an edge and a pool has a `split` section, and each of its halves a key `half` (`layer_split.py`).
+that may be cut between layers has a `split` section, and each of its halves a key `half` (`layer_split.py`).
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 def split_layers(name: str, repository: Path, version: str, as_json: bool, **given: Any) -> None:
     """Cut a model between layers into halves for the edge and for the pool, and write its manifest's section `split`.
 
-    It finds the places where the graph can be cut, keeps a few, compresses what travels between the halves, and measures
-    halves, bytes and error on this machine. The halves become models of their own, MODEL.head-N and MODEL.tail-N.
-    A gateway weighs them for each request beside the whole model; it reads manifests when it starts.
+    It finds the places where the graph can be cut, keeps a few, compresses what travels between the halves, and
+    measures halves, bytes and error on this machine. The halves become models of their own, MODEL.head-N and
+    MODEL.tail-N. A gateway weighs them for each request beside the whole model; it reads manifests when it starts.
 
     \b
     Examples:

@@ -1,6 +1,7 @@
 """`tidegate model split-layers`: cut a model, measure its halves and what travels between them, and write all of it.
 
-    1  find the cuts of the fp32 graph (`graph_cut.py`), see their shapes (`observation.py`), keep a few (`cut_choice.py`)
+    1  find the cuts of the fp32 graph (`graph_cut.py`), see their shapes (`observation.py`), keep some
+       (`cut_choice.py`)
     2  for each, make the halves with each way to compress the tensor (`activation_codec.py`), and run them on samples:
        the mean cosine of the answers to the whole's is the cut's, and the cheapest way that is close enough is kept
     3  time the whole and the halves, interleaved on one thread
@@ -16,6 +17,7 @@ replaces them.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,7 @@ from tidegate.engines.engine import Engine, EngineError, load_engine
 from tidegate.models.digest import sha256_of
 from tidegate.models.example import example_arrays
 from tidegate.models.layer_split import Activation, LayerSplit, SplitCut, SplitHalf, SplitTimes
-from tidegate.models.manifest import Batching, Cost, Manifest, Quality, TensorSpec, Variant
+from tidegate.models.manifest import Batching, Cost, Manifest, Quality, TensorSpec, Variant, Where
 from tidegate.models.repository import Repository, save_manifest
 from tidegate.tools.build.draft import batch_axis, mask_of, row_axis
 from tidegate.tools.build.errors import BuildError
@@ -153,21 +155,33 @@ class _LayerSplitter:
         feeds = self._feeds()
         truth = [whole.infer(feed) for feed in feeds]
         edges = dict(self._edge_graphs())
-        reports, halves = [], []
+        reports: list[CutReport] = []
+        halves: list[_BuiltHalf] = []
         for number, cut in enumerate(chosen, start=1):
             progress(f"cutting at {cut.tensor}", number / (len(chosen) + 1))
             report, pair = self._built(cut, number, edges, whole, feeds, truth)
             reports.append(report)
             halves.extend(pair)
+        before = manifest.split
         split = LayerSplit(tuple(report.cut for report in reports))
         manifest = msgspec.structs.replace(manifest, split=split)
         for half in halves:
             _write(self._repository.root, half)
         with model_lock(self._repository.root, manifest.name):
             save_manifest(self._repository.folder(manifest), manifest)
+        self._remove_others(before, split)
         if options.samples is None:
             self._notes.append("compared on made-up inputs; real ones are better: --samples FILE.npz")
         return SplitResult(manifest, tuple(reports), _bytes_of(feeds[0]), tuple(self._notes))
+
+    def _remove_others(self, before: LayerSplit | None, after: LayerSplit) -> None:
+        """Remove the halves of an earlier build that the manifest names no more."""
+        root, version = self._repository.root, self._manifest.version
+        named = {name for cut in after.cuts for name in (cut.head, cut.tail)}
+        for name in (name for cut in (before.cuts if before else ()) for name in (cut.head, cut.tail)):
+            if name not in named and name.startswith(f"{self._manifest.name}."):
+                with model_lock(root, name):
+                    shutil.rmtree(root / name / version, ignore_errors=True)
 
     # finding
 
@@ -218,7 +232,7 @@ class _LayerSplitter:
                 if variant.engine == "onnx" and path != self._path:
                     self._repository.verify(self._manifest, variant)
                     yield variant, load_onnx(path)
-        yield Variant("fp32", "", "onnx", "fp32", ("edge",), "0" * 64, 0), self._model
+        yield _unwritten("fp32", "edge"), self._model
 
     # samples
 
@@ -283,7 +297,7 @@ class _LayerSplitter:
         self, found: FoundCut, activation: Activation, edges: Mapping[Variant, onnx.ModelProto]
     ) -> list[tuple[Variant, _Trial]]:
         """The cut of each graph that edges run; of the source, where none of them has the tensor."""
-        trials = []
+        trials: list[tuple[Variant, _Trial]] = []
         for variant, graph in edges.items():
             if graph is self._model:
                 if not trials:
@@ -294,7 +308,9 @@ class _LayerSplitter:
                 self._notes.append(f"{found.tensor}: {variant.name} has no such tensor, so its head is not cut from it")
         return trials
 
-    def _head_variant(self, variant: Variant, trial: _Trial, feeds: Sequence[Arrays], truth: Sequence[Arrays]) -> Variant:
+    def _head_variant(
+        self, variant: Variant, trial: _Trial, feeds: Sequence[Arrays], truth: Sequence[Arrays]
+    ) -> Variant:
         return msgspec.structs.replace(
             variant,
             artefact=f"{_HEAD_FILE}-{variant.name}.onnx",
@@ -338,8 +354,8 @@ class _LayerSplitter:
         carried = tuple(spec for spec in whole.inputs if spec.name in taken)
         inputs = (*activation_specs(trial.found.shape, trial.activation), *carried)
         quality = Quality("cosine", round(min(1.0, cosine), 5), samples, how="to the whole model")
-        variant = Variant(
-            "fp32", f"{_TAIL_FILE}-fp32.onnx", "onnx", "fp32", ("pool",), "0" * 64, 0, quality=quality
+        variant = msgspec.structs.replace(
+            _unwritten("fp32", "pool"), artefact=f"{_TAIL_FILE}-fp32.onnx", quality=quality
         )
         made = _half_of(whole, name, "tail", inputs, whole.outputs, (variant,))
         mask = mask_of(whole)
@@ -362,7 +378,7 @@ class _Trial:
 
     def between(self, feed: Arrays) -> dict[str, NDArray[Any]]:
         """What the tail takes for this input of the whole."""
-        head, tail = self._engines
+        head, _ = self._engines
         given = {**feed, **head.infer({one.name: feed[one.name] for one in self.head.graph.input})}
         return {one.name: given[one.name] for one in self.tail.graph.input}
 
@@ -397,6 +413,13 @@ class _Trial:
 
     def __repr__(self) -> str:
         return f"<_Trial {self.found.tensor} as {self.activation}>"
+
+
+def _unwritten(name: str, where: Where) -> Variant:
+    """A variant whose artefact is not on the disk yet."""
+    return Variant(
+        name=name, artefact="", engine="onnx", precision="fp32", where=(where,), sha256="0" * 64, size_bytes=0
+    )
 
 
 def _half_of(
@@ -451,10 +474,11 @@ def _shares(graph: onnx.GraphProto, seen: Mapping[str, tuple[int, ...]]) -> dict
     counted = {node.output[0] for node in products(graph)}
     work = [multiplications(node, seen) if node.output[0] in counted else 0 for node in graph.node]
     work = work if any(work) else [1] * len(work)
-    total, done, shares = sum(work), 0, {}
+    shares: dict[str, float] = {}
+    total, done = sum(work), 0
     for node, one in zip(graph.node, work, strict=True):
         done += one
-        shares |= {name: done / total for name in node.output}
+        shares |= dict.fromkeys(node.output, done / total)
     return shares
 
 
@@ -476,7 +500,5 @@ def _write(root: Path, half: _BuiltHalf) -> None:
         for variant in manifest.variants:
             path = folder / variant.artefact
             path.write_bytes(half.graphs[variant.name].SerializeToString())
-            variants.append(
-                msgspec.structs.replace(variant, sha256=sha256_of(path), size_bytes=path.stat().st_size)
-            )
+            variants.append(msgspec.structs.replace(variant, sha256=sha256_of(path), size_bytes=path.stat().st_size))
         save_manifest(folder, msgspec.structs.replace(manifest, variants=tuple(variants)))

@@ -1,0 +1,203 @@
+"""A model that is cut between layers has one more candidate, weighed by the link: head on an edge, tail in a pool.
+
+For each cut of the model, and each pair of an edge for the head and a pool for the tail:
+
+    finish = head there + (activations + what was asked for) on the wire + tail there
+    margin = √(margin of the head² + margin of the tail²)                           both ends as independent
+
+Either end is predicted by the function that predicts whole attempts (`placer.estimate`), so that the present round trip
+and bandwidth of each link, the queue at each end and the tables measured there are all in it. A thin link makes the
+whole in the pool late by the bytes of its input, and a cut by those of its activations; a slow edge makes the whole
+there late by all layers, and a cut by those of its head only. So the best cut moves with the link.
+
+The pair is compared with the whole as placement would place it, in the same currency (`utility.py`, with a chance from
+the normal distribution that finish and margin stand for, and the rents and costs of both ends). It must be worth `GAIN`
+more: two attempts can fail in more ways than one, which no term of the value has.
+
+`edge-input` keeps the input itself on edges: the whole may be computed there only, and the tail anywhere, except that a
+tail which takes inputs of the whole beside the activations takes masks at most. A pin to the edge, and a demanded
+variant, leave nothing to cut.
+
+Pure: nothing is sent. What is decided is carried out by `gateway/serving/split_execution.py`.
+It can be wrong where an end's queue changes while the other one computes: the tail is placed anew when its activations
+are there, and this choice only says that it is worth cutting. A link's bandwidth is known once a body of 32 KiB has
+crossed it (`link_estimate.py`); before that every link is taken as wide, and the whole in the pool is tried.
+Source: Kang et al., "Neurosurgeon: Collaborative Intelligence Between the Cloud and Mobile Edge", ASPLOS 2017, section
+5 (choose the cut by predicted latency of layers and the present bandwidth); Hu et al., DADS, INFOCOM 2019 (load as well
+as bandwidth); Laskaridis et al., SPINN, MobiCom 2020 (the choice at run time, by what was observed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import erf, sqrt
+from typing import Final, NamedTuple
+
+from gateway.core.estimate.conformal import NORMAL
+from gateway.core.placement.ask import Ask
+from gateway.core.placement.placer import Candidate, Placer
+from gateway.core.placement.utility import (
+    MOST_BILL,
+    UtilityPlacer,
+    UtilityWeights,
+    queue_position,
+    shadow_cost,
+)
+
+GAIN: Final = 0.02  # of an ordinary answer in time: what a cut has to be worth more than the whole
+_ENDS: Final = 3  # edges and pools that are paired for each cut: the soonest ones
+_LEAST_SPREAD_S: Final = 1e-4
+
+
+class CutTerms(NamedTuple):
+    """One cut of the request's model, as far as placement needs to know it."""
+
+    layer: str
+    head: str  # models
+    tail: str
+    tail_units: float  # of work, in the tail's own unit
+    between_bytes: int  # of activations, from head to tail
+    keeps_input: bool  # whether nothing of the input but masks gets past it
+
+
+class SplitOption(NamedTuple):
+    """A cut with the best pair of ends for it now, and what it is expected to bring. Times in seconds."""
+
+    cut: CutTerms
+    head: Candidate
+    tail: Candidate
+    finish_s: float
+    margin_s: float
+    chance: float
+    value: float
+
+
+class SplitDecision(NamedTuple):
+    """What was weighed. `chosen` None: the whole is the better one."""
+
+    at: float
+    chosen: SplitOption | None
+    options: tuple[SplitOption, ...]  # the best pair of each cut that can be made now
+    whole: Candidate | None  # where placement would have the whole computed; None: nowhere
+    whole_value: float
+
+    @property
+    def best(self) -> SplitOption | None:
+        return max(self.options, key=lambda one: one.value, default=None)
+
+
+def choose_split(placer: Placer, ask: Ask, cuts: Sequence[CutTerms], now: float) -> SplitDecision:
+    """Whether the request is better cut now, and where.
+
+    Args:
+        ask: of the whole model.
+    """
+    value = _SplitValue(placer, ask, now)
+    whole = placer.decide(ask, now).chosen
+    quality = 1.0 if whole is None else whole.offered.quality
+    pairs = (_best_pair(placer, ask, cut, value, quality) for cut in cuts if is_allowed(cut, ask))
+    options = tuple(one for one in pairs if one is not None)
+    whole_value = 0.0 if whole is None else value.of_whole(whole)
+    best = max(options, key=lambda one: one.value, default=None)
+    gain = GAIN * value.weight
+    chosen = best if best is not None and best.value > whole_value + gain else None
+    return SplitDecision(now, chosen, options, whole, whole_value)
+
+
+def is_allowed(cut: CutTerms, ask: Ask) -> bool:
+    """Whether what the caller demands of the whole can be kept by this cut."""
+    if ask.variant or ask.generation is not None or ask.pin == "edge":
+        return False
+    return ask.pin != "edge-input" or cut.keeps_input
+
+
+def head_ask(cut: CutTerms, ask: Ask) -> Ask:
+    """The head as placement sees it: the whole's work, on an edge."""
+    return ask._replace(model=cut.head, pin="edge", answer_bytes=cut.between_bytes, escalates=False)
+
+
+def tail_ask(cut: CutTerms, ask: Ask) -> Ask:
+    """The tail as placement sees it: the activations, as far as the whole may go."""
+    return ask._replace(
+        model=cut.tail,
+        pin="any" if ask.pin == "edge-input" else ask.pin,
+        units=cut.tail_units,
+        body_bytes=cut.between_bytes,
+        escalates=False,
+    )
+
+
+def head_deadline(option: SplitOption, ask: Ask, now: float) -> float:
+    """By when the head has to be done: the tail's time is left, and the head has what it is expected to need."""
+    needed_s = option.head.finish_s + option.head.margin_s
+    return min(ask.deadline, max(ask.deadline - option.tail.finish_s, now + needed_s))
+
+
+def insure_at(placer: Placer, ask: Ask, expected_by: float, now: float) -> float | None:
+    """The last instant at which an edge could still compute the whole; None: none could, or the tail is due later.
+
+    Args:
+        ask: of the whole model.
+        expected_by: when the tail's answer is here, at the latest that is expected.
+    """
+    edges = placer.candidates(ask._replace(pin="edge"), now)
+    if not edges:
+        return None
+    last = ask.deadline - min(one.finish_s + one.margin_s for one in edges)
+    return last if last >= expected_by else None
+
+
+def _best_pair(placer: Placer, ask: Ask, cut: CutTerms, value: _SplitValue, quality: float) -> SplitOption | None:
+    """The pair of ends that is worth most. Args: quality: of the whole, as it would be computed."""
+    heads = _soonest(placer.candidates(head_ask(cut, ask), value.now))
+    tails = _soonest(placer.candidates(tail_ask(cut, ask), value.now)) if heads else ()
+    best: SplitOption | None = None
+    for head in heads:
+        # The prediction of an attempt has the way of its body in it; here the answer is the larger of the two.
+        back_s = cut.between_bytes * head.target.link.s_per_byte
+        for tail in tails:
+            option = value.of_pair(cut, head, tail, back_s, quality)
+            if best is None or option.value > best.value:
+                best = option
+    return best
+
+
+def _soonest(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    return sorted(candidates, key=lambda one: (-one.trust, one.finish_s + one.margin_s))[:_ENDS]
+
+
+class _SplitValue:
+    """The currency of `utility.py` for one request, applied to wholes and to pairs alike."""
+
+    def __init__(self, placer: Placer, ask: Ask, now: float) -> None:
+        self.now = now
+        self.weight = queue_position(ask).weight
+        self._prices = placer.prices if isinstance(placer, UtilityPlacer) else UtilityWeights()
+        self._whether = self._prices.whether_of(ask)
+        self._budget_s = max(ask.deadline - now, 1e-6)
+
+    def of_whole(self, one: Candidate) -> float:
+        chance = self._chance(one.finish_s, one.margin_s, one.trust)
+        rent = shadow_cost(one, self.now)
+        return self._value(chance, one.finish_s, one.cost, 1.0) - rent
+
+    def of_pair(
+        self, cut: CutTerms, head: Candidate, tail: Candidate, back_s: float, whole_quality: float
+    ) -> SplitOption:
+        finish_s = head.finish_s + back_s + tail.finish_s
+        margin_s = sqrt(head.margin_s * head.margin_s + tail.margin_s * tail.margin_s)
+        chance = self._chance(finish_s, margin_s, head.trust * tail.trust)
+        # Better than the whole's counts as much as worse: an edge's int8 beside a pool's layers.
+        value = self._value(chance, finish_s, head.cost + tail.cost, head.offered.quality / whole_quality)
+        value -= shadow_cost(head, self.now) + shadow_cost(tail, self.now)
+        return SplitOption(cut, head, tail, finish_s=finish_s, margin_s=margin_s, chance=chance, value=value)
+
+    def _chance(self, finish_s: float, margin_s: float, trust: float) -> float:
+        spread_s = max(margin_s / NORMAL, _LEAST_SPREAD_S)
+        return trust * 0.5 * (1.0 + erf((self._budget_s - finish_s) / (spread_s * sqrt(2.0))))
+
+    def _value(self, chance: float, finish_s: float, cost: float, quality: float) -> float:
+        worth = 1.0 - self._prices.quality * (1.0 - quality)
+        earliness = self._prices.earliness * finish_s / self._budget_s
+        bill = min(self._prices.where_only * cost, MOST_BILL * self.weight)
+        return self.weight * (worth * chance - earliness) - self._whether * cost - bill
