@@ -11,8 +11,10 @@ whole in the pool late by the bytes of its input, and a cut by those of its acti
 there late by all layers, and a cut by those of its head only. So the best cut moves with the link.
 
 The pair is compared with the whole as placement would place it, in the same currency (`utility.py`, with a chance from
-the normal distribution that finish and margin stand for, and the rents and costs of both ends). It must be worth `GAIN`
-more: two attempts can fail in more ways than one, which no term of the value has.
+the normal distribution that finish and margin stand for, and the rents and costs of both ends). Whether to cut is a
+question like whether to make a second attempt, so costs weigh as they do there: what only chooses among targets, to
+keep a bill small, is left out. The cut must be worth `GAIN` more: two attempts can fail in more ways than one, which no
+term of the value has, and a few milliseconds of the pool's time are no reason to cut.
 
 `edge-input` keeps the input itself on edges: the whole may be computed there only, and the tail anywhere, except that a
 tail which takes inputs of the whole beside the activations takes masks at most. A pin to the edge, and a demanded
@@ -36,15 +38,9 @@ from typing import Final, NamedTuple
 from gateway.core.estimate.conformal import NORMAL
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Candidate, Placer
-from gateway.core.placement.utility import (
-    MOST_BILL,
-    UtilityPlacer,
-    UtilityWeights,
-    queue_position,
-    shadow_cost,
-)
+from gateway.core.placement.utility import UtilityPlacer, UtilityWeights, queue_position, shadow_cost
 
-GAIN: Final = 0.02  # of an ordinary answer in time: what a cut has to be worth more than the whole
+GAIN: Final = 0.05  # of an ordinary answer in time: what a cut has to be worth more than the whole
 _ENDS: Final = 3  # edges and pools that are paired for each cut: the soonest ones
 _LEAST_SPREAD_S: Final = 1e-4
 
@@ -134,7 +130,9 @@ def head_deadline(option: SplitOption, ask: Ask, now: float) -> float:
 
 
 def insure_at(placer: Placer, ask: Ask, expected_by: float, now: float) -> float | None:
-    """The last instant at which an edge could still compute the whole; None: none could, or the tail is due later.
+    """The last instant at which an edge is expected to make the whole; None: none is, or the tail is due later.
+
+    Expected and not sure: where an edge were sure to make the whole it would not have been cut.
 
     Args:
         ask: of the whole model.
@@ -143,7 +141,7 @@ def insure_at(placer: Placer, ask: Ask, expected_by: float, now: float) -> float
     edges = placer.candidates(ask._replace(pin="edge"), now)
     if not edges:
         return None
-    last = ask.deadline - min(one.finish_s + one.margin_s for one in edges)
+    last = ask.deadline - min(one.finish_s for one in edges)
     return last if last >= expected_by else None
 
 
@@ -199,5 +197,4 @@ class _SplitValue:
     def _value(self, chance: float, finish_s: float, cost: float, quality: float) -> float:
         worth = 1.0 - self._prices.quality * (1.0 - quality)
         earliness = self._prices.earliness * finish_s / self._budget_s
-        bill = min(self._prices.where_only * cost, MOST_BILL * self.weight)
-        return self.weight * (worth * chance - earliness) - self._whether * cost - bill
+        return self.weight * (worth * chance - earliness) - self._whether * cost
