@@ -20,6 +20,19 @@ term of the value has, and a few milliseconds of the pool's time are no reason t
 tail which takes inputs of the whole beside the activations takes masks at most. A pin to the edge, and a demanded
 variant, leave nothing to cut.
 
+The link is not taken from the candidate's own prediction. That is right for one more request of the usual size; but
+where whole inputs have filled a thin link it says that everything is late there, and cuts, which would empty it, were
+never made. So the time on the wire of whole and cut alike is
+
+    calm round trip + (our bytes that are still ahead + its own bytes) · the link's pace        `WireCapacity`
+
+and a link's jitter counts as far as bytes that are ahead do not explain it. On a link with a queue each body has a rent,
+as each second of a device's queue has: what is behind it waits as much longer,
+
+    rent = weight · min(1, bytes ahead · pace / budget) · (own bytes · pace / budget)
+
+so that where nothing can be in time any more, what clears the link is preferred to what fills it.
+
 Pure: nothing is sent. What is decided is carried out by `gateway/serving/split_execution.py`.
 It can be wrong where an end's queue changes while the other one computes: the tail is placed anew when its activations
 are there, and this choice only says that it is worth cutting. A link's bandwidth is known once a body of 32 KiB has
@@ -43,6 +56,7 @@ from gateway.core.placement.utility import UtilityPlacer, UtilityWeights, queue_
 GAIN: Final = 0.05  # of an ordinary answer in time: what a cut has to be worth more than the whole
 _ENDS: Final = 3  # edges and pools that are paired for each cut: the soonest ones
 _LEAST_SPREAD_S: Final = 1e-4
+_PACE_SPREAD: Final = 0.1  # of the time on the wire: how far the pace of a link is off
 
 
 class CutTerms(NamedTuple):
@@ -164,6 +178,20 @@ def _soonest(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
     return sorted(candidates, key=lambda one: (-one.trust, one.finish_s + one.margin_s))[:_ENDS]
 
 
+def _on_the_wire(one: Candidate, body_bytes: int, now: float) -> tuple[float, float]:
+    """(finish, margin) of a candidate, with the time on the wire by the link's pace."""
+    link = one.offered.target.link
+    wire = link.wire
+    if not wire.s_per_byte:
+        return one.finish_s, one.margin_s
+    wire_s = (wire.ahead_bytes(now) + body_bytes) * wire.s_per_byte
+    calm_s = link.calm_s
+    explained_s = min(link.jitter_s, wire_s)
+    variance = (one.margin_s / NORMAL) ** 2 - link.jitter_s**2 + (link.jitter_s - explained_s) ** 2
+    spread_s = sqrt(max(variance, 0.0) + (_PACE_SPREAD * wire_s) ** 2)
+    return one.wait_s + one.compute_s + calm_s + wire_s, NORMAL * spread_s
+
+
 class _SplitValue:
     """The currency of `utility.py` for one request, applied to wholes and to pairs alike."""
 
@@ -173,22 +201,32 @@ class _SplitValue:
         self._prices = placer.prices if isinstance(placer, UtilityPlacer) else UtilityWeights()
         self._whether = self._prices.whether_of(ask)
         self._budget_s = max(ask.deadline - now, 1e-6)
+        self._body_bytes = ask.body_bytes
 
     def of_whole(self, one: Candidate) -> float:
-        chance = self._chance(one.finish_s, one.margin_s, one.trust)
-        rent = shadow_cost(one, self.now)
-        return self._value(chance, one.finish_s, one.cost, 1.0) - rent
+        finish_s, margin_s = _on_the_wire(one, self._body_bytes, self.now)
+        chance = self._chance(finish_s, margin_s, one.trust)
+        rent = shadow_cost(one, self.now) + self._link_rent(one, self._body_bytes)
+        return self._value(chance, finish_s, one.cost, 1.0) - rent
 
     def of_pair(
         self, cut: CutTerms, head: Candidate, tail: Candidate, back_s: float, whole_quality: float
     ) -> SplitOption:
-        finish_s = head.finish_s + back_s + tail.finish_s
-        margin_s = sqrt(head.margin_s * head.margin_s + tail.margin_s * tail.margin_s)
+        first_s, first_margin_s = _on_the_wire(head, self._body_bytes, self.now)
+        last_s, last_margin_s = _on_the_wire(tail, cut.between_bytes, self.now)
+        finish_s = first_s + back_s + last_s
+        margin_s = sqrt(first_margin_s * first_margin_s + last_margin_s * last_margin_s)
         chance = self._chance(finish_s, margin_s, head.trust * tail.trust)
         # Better than the whole's counts as much as worse: an edge's int8 beside a pool's layers.
         value = self._value(chance, finish_s, head.cost + tail.cost, head.offered.quality / whole_quality)
-        value -= shadow_cost(head, self.now) + shadow_cost(tail, self.now)
+        value -= shadow_cost(head, self.now) + self._link_rent(head, self._body_bytes)
+        value -= shadow_cost(tail, self.now) + self._link_rent(tail, cut.between_bytes)
         return SplitOption(cut, head, tail, finish_s=finish_s, margin_s=margin_s, chance=chance, value=value)
+
+    def _link_rent(self, one: Candidate, body_bytes: int) -> float:
+        wire = one.offered.target.link.wire
+        queue = min(1.0, wire.ahead_bytes(self.now) * wire.s_per_byte / self._budget_s)
+        return self.weight * queue * body_bytes * wire.s_per_byte / self._budget_s
 
     def _chance(self, finish_s: float, margin_s: float, trust: float) -> float:
         spread_s = max(margin_s / NORMAL, _LEAST_SPREAD_S)
