@@ -173,8 +173,8 @@ class SimulatedExecution:
     """One request under way, from its arrival to its end."""
 
     __slots__ = (
-        "_answer", "_ask", "_attempts", "_begun", "_caller", "_gateway", "_is_half", "_jobs", "_machine", "_request", "_started_at",
-        "_timer", "_tokens",
+        "_answer", "_ask", "_attempts", "_begun", "_caller", "_gateway", "_is_half", "_jobs", "_machine", "_request",
+        "_started_at", "_timer", "_tokens",
     )  # fmt: skip
 
     def __init__(

@@ -1,8 +1,8 @@
 """A simulated request that is cut between layers: the real choice, and two executions one after the other.
 
 The choice is `gateway/core/placement/layer_split.py`, over the simulated fleet's view, as in service; each half is a
-`SimulatedExecution` of its own, with the real request machine, over the simulated links and queues. As in service a lost
-half is followed by the whole in the time that is left, and both halves have the one place that admission gave them.
+`SimulatedExecution` of its own, with the real request machine, over the simulated links and queues. As in service a
+lost half is followed by the whole in the time that is left, and both halves have the one place that admission gave.
 
 Simplified: a silent tail is not insured at an edge (`gateway/serving/split_execution.py`), so that a cut fares here no
 better than there. Policies without a placer of ours, the baselines, do not cut.

@@ -26,10 +26,10 @@ never made. So the time on the wire of whole and cut alike is
 
     calm round trip + (our bytes that are still ahead + its own bytes) · the link's pace        `WireCapacity`
 
-and a link's jitter counts as far as bytes that are ahead do not explain it. On a link with a queue each body has a rent,
-as each second of a device's queue has: what is behind it waits as much longer,
+and a link's jitter counts as far as bytes that are ahead do not explain it. On a link with a queue each body has a
+rent, as each second of a device's queue has: what is behind it waits as much longer,
 
-    rent = weight · min(1, bytes ahead · pace / budget) · (own bytes · pace / budget)
+    rent = 3 · weight · min(1, bytes ahead · pace / budget) · (own bytes · pace / budget)
 
 so that where nothing can be in time any more, what clears the link is preferred to what fills it.
 
@@ -49,13 +49,16 @@ from math import erf, sqrt
 from typing import Final, NamedTuple
 
 from gateway.core.estimate.conformal import NORMAL
+from gateway.core.fleet.target import TargetView
 from gateway.core.placement.ask import Ask
-from gateway.core.placement.placer import Candidate, Placer
+from gateway.core.placement.eligibility import ineligible
+from gateway.core.placement.placer import Candidate, Placer, predicted
 from gateway.core.placement.utility import UtilityPlacer, UtilityWeights, queue_position, shadow_cost
 
 GAIN: Final = 0.05  # of an ordinary answer in time: what a cut has to be worth more than the whole
 _ENDS: Final = 3  # edges and pools that are paired for each cut: the soonest ones
 _LEAST_SPREAD_S: Final = 1e-4
+_LINK_RENT: Final = 3.0  # requests behind a body on a link with a queue, about
 _PACE_SPREAD: Final = 0.1  # of the time on the wire: how far the pace of a link is off
 
 
@@ -162,7 +165,7 @@ def insure_at(placer: Placer, ask: Ask, expected_by: float, now: float) -> float
 def _best_pair(placer: Placer, ask: Ask, cut: CutTerms, value: _SplitValue, quality: float) -> SplitOption | None:
     """The pair of ends that is worth most. Args: quality: of the whole, as it would be computed."""
     heads = _soonest(placer.candidates(head_ask(cut, ask), value.now))
-    tails = _soonest(placer.candidates(tail_ask(cut, ask), value.now)) if heads else ()
+    tails = _soonest(_tails(placer, tail_ask(cut, ask), value.now)) if heads else ()
     best: SplitOption | None = None
     for head in heads:
         # The prediction of an attempt has the way of its body in it; here the answer is the larger of the two.
@@ -172,6 +175,21 @@ def _best_pair(placer: Placer, ask: Ask, cut: CutTerms, value: _SplitValue, qual
             if best is None or option.value > best.value:
                 best = option
     return best
+
+
+def _tails(placer: Placer, ask: Ask, now: float) -> Sequence[Candidate]:
+    """The pools for a tail; where all are out, those whose probe is due, which a tail then is (`probing.py`).
+
+    A pool that was lost under whole inputs is else never asked again where edges take all that comes, in time or not.
+    """
+    found = placer.candidates(ask, now)
+    if found:
+        return found
+    due = placer.fleet.offers(ask.model, ask.version).all.items
+    usable = TargetView.allows
+    return [
+        predicted(one, ask, now) for one in due if ineligible(one.target, one.variant, ask, now, usable=usable) is None
+    ]
 
 
 def _soonest(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -213,7 +231,8 @@ class _SplitValue:
         self, cut: CutTerms, head: Candidate, tail: Candidate, back_s: float, whole_quality: float
     ) -> SplitOption:
         first_s, first_margin_s = _on_the_wire(head, self._body_bytes, self.now)
-        last_s, last_margin_s = _on_the_wire(tail, cut.between_bytes, self.now)
+        # While the head is computed the link goes on with what is ahead.
+        last_s, last_margin_s = _on_the_wire(tail, cut.between_bytes, self.now + first_s)
         finish_s = first_s + back_s + last_s
         margin_s = sqrt(first_margin_s * first_margin_s + last_margin_s * last_margin_s)
         chance = self._chance(finish_s, margin_s, head.trust * tail.trust)
@@ -226,7 +245,7 @@ class _SplitValue:
     def _link_rent(self, one: Candidate, body_bytes: int) -> float:
         wire = one.offered.target.link.wire
         queue = min(1.0, wire.ahead_bytes(self.now) * wire.s_per_byte / self._budget_s)
-        return self.weight * queue * body_bytes * wire.s_per_byte / self._budget_s
+        return _LINK_RENT * self.weight * queue * body_bytes * wire.s_per_byte / self._budget_s
 
     def _chance(self, finish_s: float, margin_s: float, trust: float) -> float:
         spread_s = max(margin_s / NORMAL, _LEAST_SPREAD_S)
