@@ -113,6 +113,7 @@ class PlacerRouter:
 class Baseline(ABC):
     """A router that chooses among the targets that take the work. `choose` sees the candidates and decides."""
 
+    placer: Placer | None = None  # none of them cuts a model
     judges = False
 
     def __init__(self, around: Surroundings, *, queue_estimate: bool) -> None:

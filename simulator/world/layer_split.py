@@ -76,7 +76,7 @@ class _SplitRequest:
 
     def _begin(self, model: str, deadline: float, **changes: float) -> None:
         now = self._gateway.events.now
-        kind = replace(self._request.kind, model=model, budget_ms=1e3 * (deadline - now), retries=0, **changes)  # type: ignore[arg-type]
+        kind = replace(self._request.kind, model=model, budget_ms=1e3 * (deadline - now), retries=0, **changes)
         SimulatedExecution(self._gateway, self._request._replace(kind=kind), self, is_half=True).start()
 
     # RequestCaller
