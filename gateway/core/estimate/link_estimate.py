@@ -168,11 +168,26 @@ class WireCapacity:
             weight = _PACE_WEIGHT if self.s_per_byte else 1.0
             self.s_per_byte += weight * (took_s / delivered - self.s_per_byte)
 
+    def outlast(self, end: int, sent_at: float, calm_s: float, now: float) -> None:
+        """A body was given up before its ack: the pace is at least what it would then have been.
+
+        Where every body is given up, since none gets through within its budget, nothing else is ever learned.
+        """
+        alone = sent_at >= self._acked_at
+        busy_s = now - sent_at - calm_s if alone else now - self._acked_at
+        most = end - self._covered
+        if most >= _PACED_BYTES and busy_s > most * self.s_per_byte:
+            self.s_per_byte = busy_s / most
+
     def ahead_bytes(self, now: float) -> float:
         """What a body that is sent now would wait for; 0 while the pace is not known."""
         if not self.s_per_byte:
             return 0.0
         return max(0.0, self._ahead - (now - self._ahead_at) / self.s_per_byte)
+
+    def through_at(self) -> float:
+        """When all that is on its way is expected to be through; no ack of it is due before."""
+        return self._ahead_at + self._ahead * self.s_per_byte
 
     def __repr__(self) -> str:
         return f"<WireCapacity {self.s_per_byte * 1e9:.2f} ns a byte>"
@@ -342,6 +357,8 @@ class LinkEstimate:
     def ended(self, attempt: int, now: float, *, heard: bool) -> None:
         """The attempt is over. `heard`: because something came back over this path."""
         due = self._unaccepted.pop(attempt, None)
+        if due is not None and not heard:
+            self.wire.outlast(due[2], due[0], self._calm.value, now)
         if heard:
             self.heard(now)
         elif due is not None and self.silent_since is not None and self.trust(now) == 1.0:

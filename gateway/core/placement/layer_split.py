@@ -210,6 +210,16 @@ def _on_the_wire(one: Candidate, body_bytes: int, now: float) -> tuple[float, fl
     return one.wait_s + one.compute_s + calm_s + wire_s, NORMAL * spread_s
 
 
+def _trust(one: Candidate, now: float) -> float:
+    """That the path works now. While a large body is on its way no ack is due, and a silence is no sign of trouble."""
+    target = one.offered.target
+    link = target.link
+    if one.trust == 1.0 or target.ejected or target.refusals or link.silent_since is None:
+        return one.trust
+    overdue_s = now - max(link.silent_since, link.wire.through_at())
+    return link.answers_after(overdue_s, now) if link.acknowledges else one.trust
+
+
 class _SplitValue:
     """The currency of `utility.py` for one request, applied to wholes and to pairs alike."""
 
@@ -223,7 +233,7 @@ class _SplitValue:
 
     def of_whole(self, one: Candidate) -> float:
         finish_s, margin_s = _on_the_wire(one, self._body_bytes, self.now)
-        chance = self._chance(finish_s, margin_s, one.trust)
+        chance = self._chance(finish_s, margin_s, _trust(one, self.now))
         rent = shadow_cost(one, self.now) + self._link_rent(one, self._body_bytes)
         return self._value(chance, finish_s, one.cost, 1.0) - rent
 
@@ -235,7 +245,7 @@ class _SplitValue:
         last_s, last_margin_s = _on_the_wire(tail, cut.between_bytes, self.now + first_s)
         finish_s = first_s + back_s + last_s
         margin_s = sqrt(first_margin_s * first_margin_s + last_margin_s * last_margin_s)
-        chance = self._chance(finish_s, margin_s, head.trust * tail.trust)
+        chance = self._chance(finish_s, margin_s, _trust(head, self.now) * _trust(tail, self.now))
         # Better than the whole's counts as much as worse: an edge's int8 beside a pool's layers.
         value = self._value(chance, finish_s, head.cost + tail.cost, head.offered.quality / whole_quality)
         value -= shadow_cost(head, self.now) + self._link_rent(head, self._body_bytes)
