@@ -89,7 +89,9 @@ class SplitExecution:
         )
         note = SplitNote(plan.ask.model, "head", plan.option.cut.layer, plan.why)
         deadline = head_deadline(plan.option, plan.ask, now)
-        return replace(call, request=request, deadline=deadline, pin="edge", half=note)
+        return replace(
+            call, request=request, deadline=deadline, pin="edge", min_quality=plan.ask.min_quality, half=note
+        )
 
     def _tail_call(self, head: Reply) -> Call:
         """Raises BadAnswer: the head did not give what the tail takes."""
@@ -111,7 +113,7 @@ class SplitExecution:
         )
         note = SplitNote(plan.ask.model, "tail", plan.option.cut.layer, f"its head was computed by {_by(head)}")
         pin = "any" if plan.ask.pin == "edge-input" else plan.ask.pin
-        return replace(call, request=request, pin=pin, on_accepted=None, half=note)
+        return replace(call, request=request, pin=pin, min_quality=plan.ask.min_quality, on_accepted=None, half=note)
 
     async def _tail_or_insured(self, head: Reply, tail: Call) -> Reply:
         option = self._plan.option

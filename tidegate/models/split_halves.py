@@ -38,16 +38,22 @@ def whole_halves(whole: Manifest, head: Manifest | None, tail: Manifest | None, 
     """The cut with its halves where both are there and fit; None otherwise."""
     if head is None or tail is None or any(_misfits(whole, head, tail)):
         return None
+    if not (_is_half_of(whole, head, "head") and _is_half_of(whole, tail, "tail")):
+        return None
     return CutHalves(cut, head, tail)
 
 
 def _cut_problems(whole: Manifest, cut: SplitCut, every: dict[tuple[str, str], Manifest]) -> Iterator[str]:
     head, tail = every.get((cut.head, whole.version)), every.get((cut.tail, whole.version))
     for role, half in (("head", head), ("tail", tail)):
-        if half is not None and (half.half is None or (half.half.of, half.half.role) != (whole.name, role)):
-            yield f"{role}: {half.name!r} says in its key `half` that it is no {role} of {whole.name!r}"
+        if half is not None and not _is_half_of(whole, half, role):
+            yield f"{role}: {half.name!r} does not say in its key `half` that it is the {role} of {whole.name!r}"
     if head is not None and tail is not None:
         yield from _misfits(whole, head, tail)
+
+
+def _is_half_of(whole: Manifest, half: Manifest, role: str) -> bool:
+    return half.half is not None and (half.half.of, half.half.role) == (whole.name, role)
 
 
 def _misfits(whole: Manifest, head: Manifest, tail: Manifest) -> Iterator[str]:

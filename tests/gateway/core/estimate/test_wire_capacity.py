@@ -84,3 +84,16 @@ def test_nothing_is_ever_ahead_that_was_not_sent_and_a_pace_is_never_negative(
             total += size
         assert wire.s_per_byte >= 0.0
         assert 0.0 <= wire.ahead_bytes(now) <= total
+
+
+def test_bodies_that_are_given_up_before_any_is_through_tell_how_slow_the_link_is_at_least() -> None:
+    link = LinkEstimate()
+    link.record(CALM_S, 0.0)
+    for number in range(5):
+        link.sent(number, 1.0 + number, BODY)
+        link.ended(number, 1.3 + number, heard=False)
+    assert link.wire.s_per_byte == pytest.approx((0.3 - CALM_S) / BODY, rel=0.05)
+    link.sent(9, 60.0, BODY)
+    assert link.wire.through_at() == pytest.approx(60.0 + 0.3 - CALM_S, rel=0.05)
+    link.accepted(9, 60.0 + CALM_S + 0.1 * BODY * PACE)  # it is wide again, and that is believed a part at a time
+    assert link.wire.s_per_byte < (0.3 - CALM_S) / BODY

@@ -147,3 +147,17 @@ def test_more_pools_are_more_ends_for_the_same_activations() -> None:
     assert found.chosen is not None
     assert found.chosen.tail.target.id.startswith("pool/")
     assert len(found.options) == 2
+
+
+def test_a_silence_behind_a_large_body_is_no_sign_of_trouble_and_a_longer_one_is() -> None:
+    over = fleet(mbit_s=5.0)
+    link = over.targets["pool/0"].link
+    link.sent(1, NOW, 100_000)
+    link.accepted(1, NOW + 0.02 + 0.16)  # 5 Mbit/s, and the path acknowledges
+    link.sent(2, NOW + 0.9, 100_000)
+    busy = decided(over, ask())
+    assert link.trust(NOW + 1.0) < 0.8
+    assert busy.chosen is not None
+    assert busy.chosen.chance > 0.9
+    gone = choose_split(UtilityPlacer(over), ask()._replace(deadline=NOW + 2.3), (EARLY, LATE), NOW + 2.0)
+    assert gone.chosen is None

@@ -16,9 +16,11 @@ from tests.support.models.residual_cnn import ENDS, NAME, residual_graph, residu
 from tests.support.models.tiny_models import rounds_graph
 from tidegate.engines.engine import load_engine
 from tidegate.models.example import example_arrays
-from tidegate.models.layer_split import Activation
+from tidegate.models.layer_split import Activation, LayerSplit, SplitCut, SplitHalf
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError, save_manifest
+from tidegate.models.split_halves import whole_halves
+from tidegate.models.validate import problems
 from tidegate.tools.build.cli import model
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.evaluate.measure import cosines
@@ -146,3 +148,34 @@ def _run(*words: str) -> Any:
     done = CliRunner().invoke(model, list(words))
     assert done.exit_code == 0, done.output
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"model"')))
+
+
+@pytest.mark.slow
+def test_a_half_of_another_model_is_no_half_of_this_one(tmp_path: Path) -> None:
+    split_layers(Repository(residual_repository(tmp_path)), NAME, SplitOptions(layers=(ENDS[0],)), QUIET)
+    tail = Repository(tmp_path).manifest(f"{NAME}.tail-1")
+    whole, head = Repository(tmp_path).manifest(NAME), Repository(tmp_path).manifest(f"{NAME}.head-1")
+    assert whole.split is not None
+    assert whole_halves(whole, head, tail, whole.split.cuts[0]) is not None
+    stranger = replace(tail, half=SplitHalf("other", "tail"))
+    assert whole_halves(whole, head, stranger, whole.split.cuts[0]) is None
+    save_manifest(tmp_path / tail.name / "1", stranger)
+    with pytest.raises(RepositoryError, match="does not say in its key `half` that it is the tail of 'cnn'"):
+        Repository(tmp_path).manifests()
+
+
+@pytest.mark.parametrize(("changed", "said"), [
+    ({"head": "cnn"}, "split.cuts[0].head: 'cnn' is another half's name, or the model's own"),
+    ({"tail": "no/name"}, "split.cuts[0].tail: 'no/name' must be 1 to 128 letters"),
+    ({"bytes_per_row": -1.0}, "split.cuts[0].bytes_per_row: -1 must not be negative"),
+    ({"cosine": 2.0}, "split.cuts[0].cosine: 2 must be from -1 to 1"),
+    ({"samples": 0}, "split.cuts[0].samples: 0 must be at least 1"),
+])  # fmt: skip
+def test_a_section_that_is_wrong_is_refused_by_key_and_value(
+    tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    whole = Repository(residual_repository(tmp_path)).manifest(NAME)
+    cut = SplitCut("x", "a", "b", "int8", 1.0, bytes_per_unit=0.0, head_share=0.5, cosine=1.0, samples=1)
+    assert problems(replace(whole, split=LayerSplit((cut,)))) == ()
+    (problem,) = problems(replace(whole, split=LayerSplit((replace(cut, **changed),))))
+    assert problem.startswith(said)
