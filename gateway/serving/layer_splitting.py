@@ -7,7 +7,7 @@ not known is looked up again, since they may be loaded while the gateway runs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Mapping
 
 from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
@@ -90,11 +90,16 @@ class LayerSplitting:
         self._ended[model, how] += 1
 
     def families(self) -> Iterator[Metric]:
-        words = "Requests cut between layers by what became of them."
-        yield counter("tidegate_split_requests", words, ("model", "result"), self._ended.items())
+        return split_families(self._ended)
 
     def __repr__(self) -> str:
         return f"<LayerSplitting {self._ended.total()} requests cut>"
+
+
+def split_families(ended: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
+    """Args: ended: by model and by what became of the request."""
+    words = "Requests cut between layers by what became of them."
+    yield counter("tidegate_split_requests", words, ("model", "result"), ended.items())
 
 
 def _terms(one: CutHalves, ask: Ask) -> CutTerms:

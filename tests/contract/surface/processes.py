@@ -57,6 +57,7 @@ from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
 from gateway.serving.disagreements import Disagreements
 from gateway.serving.known_answers import CacheTerms, KnownAnswers
+from gateway.serving.layer_splitting import split_families
 from gateway.serving.shadowing import Shadowing
 from gateway.workers.messages import Member
 from gateway.workers.overview import process_families
@@ -126,6 +127,7 @@ def _of_a_gateway() -> list[Metric]:
     counted.add(lambda: [condition_family(fleet), *scaling_families(_busy()), *trial_families(_on_trial())])
     counted.add(lambda: agreement_families(run(_shadowing())))
     counted.add(lambda: cache_families(_known_answers()))
+    counted.add(lambda: split_families({(MODEL, "answered"): 1}))
     counted.add(lambda: process_families([Member("worker-1", "worker")]))
     counted.add(tracing.families)
     counted.add(lambda: loop_families(LoopLag()))
