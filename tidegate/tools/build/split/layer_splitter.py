@@ -179,7 +179,8 @@ class _LayerSplitter:
         root, version = self._repository.root, self._manifest.version
         named = {name for cut in after.cuts for name in (cut.head, cut.tail)}
         for name in (name for cut in (before.cuts if before else ()) for name in (cut.head, cut.tail)):
-            if name not in named and name.startswith(f"{self._manifest.name}."):
+            is_ours = name.startswith(f"{self._manifest.name}.") and (root / name / version).exists()
+            if is_ours and name not in named:
                 with model_lock(root, name):
                     shutil.rmtree(root / name / version, ignore_errors=True)
 
