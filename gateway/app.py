@@ -68,6 +68,7 @@ from gateway.layers.from_gateway import from_gateway
 from gateway.layers.observe import observe
 from gateway.layers.quarantine import QuarantineListener, quarantine
 from gateway.layers.shadow import shadow
+from gateway.layers.split import split
 from gateway.layers.stack import Layer, Service, stack
 from gateway.layers.unloaded import unloaded
 from gateway.layers.versions import versions
@@ -98,6 +99,7 @@ from gateway.placement_policy import admission_of, crowd_draw_of, placement_of, 
 from gateway.serving.disagreements import Disagreements
 from gateway.serving.dispatcher import Dispatcher
 from gateway.serving.known_answers import CacheTerms, KnownAnswers
+from gateway.serving.layer_splitting import LayerSplitting
 from gateway.serving.shadowing import Shadowing, ShadowTerms
 from gateway.site_port import site_port, site_service_of
 from gateway.store.quota_leaser import QuotaLeaser
@@ -451,6 +453,7 @@ class Gateway:
             *self._fallback_models(),  # inside of admit: one place for both; outside of versions: it has its own
             versions(self.defaults, clock.now, self._draw, self.trials),  # where there are two
             *shadows,  # after versions: what is compared is the answer of one version
+            *self._splits(),  # after both: each half is a request of its own, which they do not see
             inner=self.dispatcher.infer,  # drives gateway/core/request/machine.py: places, launches, hedges, falls back
         )
         called = stack(
@@ -479,6 +482,13 @@ class Gateway:
         if not named and self.config.model_control == "none":  # else one may come while it runs
             return []
         return [fallback_model(self.defaults.manifest, clock.now, self.trials.demanded)]
+
+    def _splits(self) -> list[Layer]:
+        if not any(one.split for one in self.catalog.manifests) and self.config.model_control == "none":
+            return []
+        splitting = LayerSplitting(self.defaults.manifest, self.dispatcher.placer, self.dispatcher.ask_builder)
+        self.metrics.add(splitting.families)
+        return [split(splitting)]
 
     def _unloaded(self) -> list[Layer]:
         if self.config.model_control == "none":

@@ -50,7 +50,8 @@ class GatewayHost:
         return not self._draining and self._fleet.all_tried() and self._fleet.usable(clock.now())
 
     def manifests(self) -> Sequence[Manifest]:
-        return self._catalog.manifests
+        """Every model but the halves of those that are cut, which no caller asks for."""
+        return [one for one in self._catalog.manifests if one.half is None]
 
     def manifest(self, name: str, version: str = "") -> Manifest:
         """One version, or what a request means that names none: its tensors are checked against it."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from random import Random
 
@@ -36,6 +37,7 @@ from simulator.world.arrivals import SimulatedRequest, request_of, requests
 from simulator.world.conditions import SETTLING_S, WorldConditions
 from simulator.world.garbage_collection import looking_rarely
 from simulator.world.gateway import Router, SimulatedGateway
+from simulator.world.layer_split import execute_cut
 from simulator.world.link_stream import LoadSpread, SimulatedStream
 from simulator.world.tally import OutcomeTally
 from tidegate.estimate.cost_table import CostTable
@@ -162,6 +164,7 @@ class World:
             prompt_weights={
                 name: one.generation.prompt_weight for name, one in models.items() if one.generation is not None
             },
+            execute=partial(execute_cut, models) if any(one.cuts for one in models.values()) else None,
         )
 
     def _number_of(self, gateway: SimulatedGateway) -> int:

@@ -148,6 +148,15 @@ class LoadReport(msgspec.Struct, frozen=True):
     queue_delay_s: float
 
 
+class SplitNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a request has to do with a model that may be cut between layers, for explanations."""
+
+    of: str  # the model that the caller asked for
+    role: Literal["head", "tail", "whole"]
+    layer: str  # the cut; "" where there was none
+    why: str
+
+
 DEFERRED: Final = "deferred"  # the protocol of what a device stored while it was offline
 HELP: Final = "help"  # and of what a device asks its gateway to answer for it
 
@@ -179,6 +188,7 @@ class Call(msgspec.Struct, frozen=True):
     # Of a request that another gateway sent on: the gateways that it has come through. Of one that a device asks for:
     # the device.
     path: tuple[str, ...] = ()
+    half: SplitNote | None = None  # where its model may be cut: whether this is the whole or a half
 
     @property
     def asker(self) -> str:
@@ -213,6 +223,7 @@ class Call(msgspec.Struct, frozen=True):
             self.tpot_s,
             self.resumes,
             self.path,
+            self.half,
         )
 
     def traced(self, trace: Trace) -> Call:
@@ -239,6 +250,7 @@ class Call(msgspec.Struct, frozen=True):
             self.tpot_s,
             self.resumes,
             self.path,
+            self.half,
         )
 
     def by(self, identity: Identity) -> Call:
@@ -277,6 +289,14 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     because: str = ""  # why it is not exact, in words
 
 
+class RouteHead(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Of an answer that was computed in halves: where its first half was, and where the model was cut."""
+
+    served_by: str
+    variant: str
+    layer: str
+
+
 class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Where and why an answer was made; `tidegate-served-by` and `tidegate-route` are printed from it."""
 
@@ -291,6 +311,7 @@ class Route(msgspec.Struct, frozen=True, array_like=True, gc=False):
     resumed: tuple[Resumed, ...] = ()  # each time that it was gone on with elsewhere
     version: str = ""  # of the model, as far as it was chosen for the caller; the response says it in any case
     inner: Route | None = None  # of a site: its own route to the place that answered
+    head: RouteHead | None = None  # where the model was cut between layers; `served_by` computed the tail
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -121,6 +121,8 @@ def in_full(one: dict[str, Any], console: Console) -> None:
     if called:
         console.print(f"[dim]{escape(', '.join(called))}[/]", highlight=False)
     console.print(escape(one["sentence"]), highlight=False)
+    if half := one.get("split"):
+        console.print(escape(_split(half)), highlight=False)
     if one.get("candidates"):
         narrow = console.width < NARROW
         console.print(candidates_table(one, narrow=narrow))
@@ -204,6 +206,12 @@ def _event(event: dict[str, Any]) -> str:
     stages = ", ".join(f"{name} {_milliseconds(took)}" for name, took in event.get("stages_ms", {}).items())
     sure = f", confidence {event['confidence']:g}" if "confidence" in event else ""
     return f"{when}  {attempt} {what}{f': {stages}' if stages else ''}{sure}"
+
+
+def _split(half: dict[str, Any]) -> str:
+    if half["role"] == "whole":
+        return f"{half['of']} may be cut between layers, and this is the whole: {half['why']}"
+    return f"{half['role']} of {half['of']}, cut at {half['layer']}: {half['why']}"
 
 
 def _resumed(one: dict[str, Any]) -> str:

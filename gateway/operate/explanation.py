@@ -17,7 +17,7 @@ from gateway.core.history.decision_record import CandidateRecord, DecisionRecord
 from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
 from gateway.core.history.waterfall import AttemptBar, WaterfallStage, waterfall
 from tidegate.generate.budgets_kept import each_token_s
-from tidegate.types import Resumed, Route
+from tidegate.types import Resumed, Route, SplitNote
 
 _BECAUSE: Final = {
     "cheapest": "it is the cheapest that is likely enough in time",
@@ -67,6 +67,7 @@ def explanation_json(
         **({"asked_by": record.asker} if record.asker else {}),
         **(_demands_json(record.decision) if record.decision else {}),
         "sentence": choice_sentence(record),
+        **({} if record.half is None else {"split": _split(record.half)}),
         "events": [_event(note, record) for note in record.notes],
         "stages_ms": _stages(record),
         "waterfall": {
@@ -85,6 +86,10 @@ def explanation_json(
         "late": record.late,
         "elapsed_ms": _ms(record.elapsed_s),
     }
+
+
+def _split(half: SplitNote) -> dict[str, str]:
+    return {"of": half.of, "role": half.role, "layer": half.layer, "why": half.why}
 
 
 def _usage(record: RequestRecord) -> dict[str, Any] | None:
@@ -313,8 +318,11 @@ def _some(names: Sequence[str], most: int = 3) -> str:
 
 def _answer(route: Route) -> dict[str, Any]:
     resumed = {"resumed": [_resumed(one) for one in route.resumed]} if route.resumed else {}
+    head = route.head
+    cut = {} if head is None else {"head": {"served_by": head.served_by, "variant": head.variant, "layer": head.layer}}
     return {
         **resumed,
+        **cut,
         "served_by": route.served_by,
         "variant": route.variant,
         "reason": route.reason,

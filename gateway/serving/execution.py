@@ -560,6 +560,7 @@ class RequestExecution:
                 deadline=call.deadline,
                 wasted_tokens=self._wasted,
                 asker=call.asker,
+                half=call.half,
             ),
             machine.decision,
         )

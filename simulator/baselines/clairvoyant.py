@@ -28,7 +28,7 @@ from gateway.core.estimate.token_calibration import TokenTimes
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
-from gateway.core.placement.placer import Candidate, Decision, predicted
+from gateway.core.placement.placer import Candidate, Decision, Placer, predicted
 from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 from simulator.optimum.reach import LinkReach, reaches
 from simulator.scenarios.scenario import Scenario
@@ -96,6 +96,7 @@ class Clairvoyant:
     """A router that sees everything but the future's requests, jitter and losses. Mutable: what it has sent."""
 
     judges = False  # it foresees time, not answers
+    placer: Placer | None = None  # it cuts no model
 
     def __init__(self, fleet: Fleet, streams: Mapping[str, SimulatedStream], truth: PerfectKnowledge) -> None:
         self.door: AdmissionControl = FixedLimitAdmission()

@@ -86,8 +86,11 @@ class PlacerRouter:
 
     judges = True
 
-    def __init__(self, placement: Placement, fleet: Fleet, hedges: HedgePolicy, admission: Admission) -> None:
+    def __init__(
+        self, placement: Placement, placer: Placer, fleet: Fleet, hedges: HedgePolicy, admission: Admission
+    ) -> None:
         self.hedges = hedges
+        self.placer: Placer | None = placer
         self.door: AdmissionControl = admission
         self._guard = AdmissionGuard(placement, fleet, admission)
 
@@ -110,6 +113,7 @@ class PlacerRouter:
 class Baseline(ABC):
     """A router that chooses among the targets that take the work. `choose` sees the candidates and decides."""
 
+    placer: Placer | None = None  # none of them cuts a model
     judges = False
 
     def __init__(self, around: Surroundings, *, queue_estimate: bool) -> None:
@@ -343,8 +347,9 @@ _LOADLESS: Final = ("random", "round-robin")
 
 def _cheapest(around: Surroundings) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
-    placement = ProbePlacer(Placer(fleet), fleet, around.draw, overloaded=_overloaded(fleet, admission))
-    return PlacerRouter(placement, fleet, DeadlineHedging(), admission)
+    placer = Placer(fleet)
+    placement = ProbePlacer(placer, fleet, around.draw, overloaded=_overloaded(fleet, admission))
+    return PlacerRouter(placement, placer, fleet, DeadlineHedging(), admission)
 
 
 def _value(around: Surroundings, hedging: Callable[..., HedgePolicy] = ChanceHedging) -> PlacerRouter:
@@ -353,7 +358,7 @@ def _value(around: Surroundings, hedging: Callable[..., HedgePolicy] = ChanceHed
     placer = UtilityPlacer(fleet, UtilityWeights.weighing(around.cost_weight), around.gateway.cloud_budget)
     placer.share_targets(around.draw if around.shares_targets else None)
     placement = ProbePlacer(placer, fleet, around.draw, overloaded=overloaded)
-    return PlacerRouter(placement, fleet, hedging(placer, overloaded=overloaded), admission)
+    return PlacerRouter(placement, placer, fleet, hedging(placer, overloaded=overloaded), admission)
 
 
 def _admission(around: Surroundings) -> Admission:

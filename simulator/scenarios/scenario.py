@@ -81,6 +81,15 @@ class GenerationSpec(_ScenarioPart, frozen=True, kw_only=True):
         return first.prefill_ms / first.step_ms[0][1]
 
 
+class SimulatedCut(_ScenarioPart, frozen=True, kw_only=True):
+    """A place to cut a model at, as in a manifest's section `split`; both halves are models of the scenario."""
+
+    layer: str
+    head: str
+    tail: str
+    bytes_per_unit: float  # of activations
+
+
 class ModelSpec(_ScenarioPart, frozen=True, kw_only=True):
     """One model in its two variants. Costs are (work units, milliseconds) of one call, padding included.
 
@@ -98,6 +107,7 @@ class ModelSpec(_ScenarioPart, frozen=True, kw_only=True):
     max_queue: int = 256
     confidence: Unsure | None = None  # `{}` takes the defaults; None: an answer is an answer
     generation: GenerationSpec | None = None
+    cuts: tuple[SimulatedCut, ...] = ()  # which Tidegate's own policies weigh
 
     def __post_init__(self) -> None:
         if self.generation is not None:

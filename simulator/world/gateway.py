@@ -36,7 +36,7 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.cloud_budget import CloudBudget
 from gateway.core.placement.generation_time import GenerationAsk
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Candidate
+from gateway.core.placement.placer import Candidate, Placer
 from gateway.core.placement.utility import token_objectives
 from gateway.core.request.answer_so_far import AnswerSoFar
 from gateway.core.request.attempt import AttemptTelemetry, ComputedTokens, ComputedWork
@@ -67,6 +67,7 @@ class Router(Placement, Protocol):
     """The policy that decides, with the callbacks that report what came of its decisions."""
 
     hedges: HedgePolicy
+    placer: Placer | None  # which weighs cuts between layers, of Tidegate's own policies
     judges: bool  # whether unsure answers are escalated, as Tidegate's own policies do
     door: AdmissionControl
 
@@ -102,8 +103,10 @@ class SimulatedGateway:
         cloud_budget: CloudBudget | None = None,
         unsure: Mapping[str, Unsure] = MappingProxyType({}),
         prompt_weights: Mapping[str, float] = MappingProxyType({}),
+        execute: Callable[[SimulatedGateway, SimulatedRequest], None] | None = None,
     ) -> None:
         """Args:
+        execute: begins a request that was let in; None: as one execution.
         unsure: the models that judge their own answers.
         prompt_weights: of generating models: how many tokens of an answer one of the prompt is worth.
         """
@@ -121,6 +124,7 @@ class SimulatedGateway:
         self.cloud_budget = cloud_budget  # of the policies that have one
         self.lengths = OutputLengths()
         self.prompt_weights = prompt_weights
+        self._execute = execute or (lambda gateway, request: SimulatedExecution(gateway, request).start())
         self.router = router_of(self)
 
     def _overloaded(self) -> bool:
@@ -154,7 +158,7 @@ class SimulatedGateway:
     def _try(self, request: SimulatedRequest) -> None:
         kind, now = request.kind, self.events.now
         if self.router.door.enter(AdmissionRequest(kind.tenant, kind.priority, lambda: request.number), now) is None:
-            SimulatedExecution(self, request).start()
+            self._execute(self, request)
             return
         refused = RequestEnd(
             kind.name, kind.priority, request.at, now, Outcome.OVERLOADED, in_time=False, tenant=kind.tenant
@@ -169,14 +173,24 @@ class SimulatedExecution:
     """One request under way, from its arrival to its end."""
 
     __slots__ = (
-        "_answer", "_ask", "_attempts", "_begun", "_caller", "_gateway", "_jobs", "_machine", "_request", "_started_at",
-        "_timer", "_tokens",
+        "_answer", "_ask", "_attempts", "_begun", "_caller", "_gateway", "_is_half", "_jobs", "_machine", "_request",
+        "_started_at", "_timer", "_tokens",
     )  # fmt: skip
 
     def __init__(
-        self, gateway: SimulatedGateway, request: SimulatedRequest, caller: RequestCaller | None = None
+        self,
+        gateway: SimulatedGateway,
+        request: SimulatedRequest,
+        caller: RequestCaller | None = None,
+        *,
+        is_half: bool = False,
     ) -> None:
-        """Args: caller: another gateway's job; None: a caller of this one's own, whom the tally counts."""
+        """Args:
+        caller: another gateway's job, or the request that this is a half of; None: a caller of this one's own, whom
+            the tally counts.
+        is_half: its place was taken by the request that it is a half of.
+        """
+        self._is_half = is_half
         kind = request.kind
         self._caller = caller
         self._gateway = gateway
@@ -354,7 +368,8 @@ class SimulatedExecution:
 
     def _close(self, now: float) -> None:
         gateway = self._gateway
-        gateway.router.door.leave(self._request.kind.tenant, now - self._started_at)
+        if not self._is_half:
+            gateway.router.door.leave(self._request.kind.tenant, now - self._started_at)
         if self._timer is not None:
             gateway.events.cancel(self._timer)
             self._timer = None

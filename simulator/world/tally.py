@@ -77,6 +77,7 @@ class OutcomeTally:
         self.launches = 0  # of all
         self.hedged = 0
         self.hedges_won = 0
+        self.cut = 0  # that were answered in halves
         self.quality = 0.0  # sum over answers in time
         self.useful_s = {"edge": 0.0, "pool": 0.0, "site": 0.0}  # compute behind answers that were given, by tier
         self.reliability = ReliabilityTally()

@@ -87,7 +87,7 @@ async def test_a_pin_that_no_target_can_keep_is_503_with_each_targets_reason(tmp
 
 
 @pytest.mark.parametrize(("name", "value", "allowed"), [
-    ("tidegate-pin", "cloud", "one of edge, site, any"),
+    ("tidegate-pin", "cloud", "one of edge, edge-input, site, any"),
     ("tidegate-min-quality", "98", "a number from 0 to 1"),
 ])  # fmt: skip
 async def test_a_demand_that_is_none_is_400_with_its_value_and_what_is_allowed(

@@ -17,6 +17,7 @@ from tidegate.oip.reply import (
     RESUMED_KEY,
     ROUTE_KEY,
     SERVED_BY_KEY,
+    SPLIT_KEY,
     TIMING_KEY,
 )
 from tidegate.oip.request_constraints import VERSION_KEY
@@ -44,6 +45,7 @@ class CallRecord:
     budget_left_s: float | None = None  # negative: it is late
     stages: Mapping[str, float] = field(default_factory=dict)
     resumed: str = ""
+    split: str = ""  # where the first half of a cut model was computed
     cut: str = ""
     attested: str = ""
     request_id: str = ""
@@ -66,6 +68,7 @@ def call_record(words: Mapping[str, str]) -> CallRecord:
         budget_left_s=_seconds(words.get(BUDGET_LEFT_KEY)),
         stages=_stages(words.get(TIMING_KEY, "")),
         resumed=words.get(RESUMED_KEY, ""),
+        split=words.get(SPLIT_KEY, ""),
         cut=words.get(CUT_KEY, ""),
         attested=words.get(ATTESTED_KEY, ""),
         request_id=words.get(REQUEST_ID_KEY, ""),

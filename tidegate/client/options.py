@@ -15,7 +15,7 @@ class CallOptions(TypedDict, total=False):
     budget_s: float | None  # from the call to its whole answer, tries included; overrides the client's own
     ttft_s: float  # of a generation: to its first token
     tpot_s: float  # of a generation: each further token, on average
-    pin: Literal["edge", "site", "any"]  # how far the request may go
+    pin: Literal["edge", "edge-input", "site", "any"]  # how far the request may go
     variant: str  # only this variant or precision, such as "fp32"
     version: str  # only this version
     min_quality: float  # only variants whose measured quality is at least this, 0 to 1

@@ -11,7 +11,8 @@ and its `max_batch` the rows, because those are what a small device runs out of.
 A classifier may say how sure it has to be (`confidence`): a less sure answer of a variant that another one outdoes is
 taken to that one while there is time. Which one is better is read from the measured qualities.
 
-A generating model has a `generative` section, and each of its variants a `generation` one (`generative.py`).
+A generating model has a `generative` section, and each of its variants a `generation` one (`generative.py`). A model
+that may be cut between layers has a `split` section, and each of its halves a key `half` (`split/layer_split.py`).
 
 A model with a `pipeline` takes and gives other tensors than its artefacts do: `inputs`, `outputs` and `cost` are what
 callers see, and every check and price holds against them. What the artefacts see is inside of the section, and
@@ -27,6 +28,7 @@ from typing import Final, Literal
 import msgspec
 
 from tidegate.models.generative import GenerationCost, Generative
+from tidegate.models.split.layer_split import LayerSplit, SplitHalf
 from tidegate.models.steps import Step, StepWithFile, TokenizeStep, WasmStep
 from tidegate.placement_pin import Pin
 from tidegate.types import Datatype
@@ -261,6 +263,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     fallback_model: str = ""  # answers, declared, where no target answers this one in time; "": none does
     cacheable: bool = True  # false: no gateway keeps its answers, whatever its section `cache` says
     pipeline: Pipeline | None = None  # steps before and after the model, which callers do not see
+    split: LayerSplit | None = None  # where it may be cut: its head on an edge, its tail in a pool
+    half: SplitHalf | None = None  # of a model that is a half of another one
     modality: Modality | None = None  # under which models share a device; by default derived from the cost's feature
 
     def variant(self, name: str) -> Variant | None:

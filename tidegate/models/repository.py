@@ -31,6 +31,7 @@ import yaml
 from tidegate.models.digest import sha256_of
 from tidegate.models.fallback_model import fallback_problems
 from tidegate.models.manifest import Manifest, Text, Variant
+from tidegate.models.split_halves import halves_problems
 from tidegate.models.validate import problems
 from tidegate.outcome import ModelNotFound
 from tidegate.storage.atomic_file import write_atomically
@@ -67,7 +68,7 @@ class Repository:
             folders = _version_folders(self.root)
             found = (load_manifest(one) for one in folders if self._only is None or one.parent.name in self._only)
             self._manifests = tuple(sorted(found, key=lambda manifest: (manifest.name, version_key(manifest.version))))
-            if wrong := list(fallback_problems(self._manifests)):
+            if wrong := [*fallback_problems(self._manifests), *halves_problems(self._manifests)]:
                 self._manifests = None
                 raise RepositoryError("\n".join(f"{self.root}: {problem}" for problem in wrong))
         return self._manifests

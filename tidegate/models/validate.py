@@ -30,6 +30,7 @@ from tidegate.models.manifest import (
     Variant,
 )
 from tidegate.models.pipeline_check import pipeline_problems
+from tidegate.models.split.layer_split import split_problems
 from tidegate.priority import LAST_LEVEL
 from tidegate.types import Datatype
 
@@ -63,6 +64,7 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
         *_sequence(manifest),
         *_generative(manifest),
         *_warmup(manifest),
+        *_split(manifest),
     )
 
 
@@ -84,6 +86,21 @@ def _pipeline(manifest: Manifest) -> Iterator[str]:
         if any(one.name == variant.artefact for variant in manifest.variants):
             yield f"pipeline: {one.name!r} is an artefact, and cannot be a step's file as well"
     yield from pipeline_problems(manifest, pipeline)
+
+
+def _split(manifest: Manifest) -> Iterator[str]:
+    if manifest.half is not None and (problem := name_problem(manifest.half.of)):
+        yield f"half.of: {problem}"
+    if manifest.split is None:
+        return
+    yield from (f"split.{problem}" for problem in split_problems(manifest.name, manifest.split))
+    for index, cut in enumerate(manifest.split.cuts):
+        for role, name in (("head", cut.head), ("tail", cut.tail)):
+            if problem := name_problem(name):
+                yield f"split.cuts[{index}].{role}: {problem}"
+    for key in ("generative", "sequence", "pipeline", "half"):
+        if getattr(manifest, key) is not None:
+            yield f"split: a model with the key {key!r} is not cut; leave one of them out"
 
 
 def _warmup(manifest: Manifest) -> Iterator[str]:

@@ -8,6 +8,7 @@ fallback, a hedge, a lower precision or an answer that its model is not sure of 
     tidegate-route: cheapest; variant=int8; attempts=1; hedged=0; fallback=0; degraded=0; provisional=0
     tidegate-site-route: edge/attic; cheapest; variant=int8; attempts=1; …             of a site: its own two
     tidegate-resumed: from=edge/attic to=pool/main at=57 gap-ms=212 grade=exact        if others went on with it
+    tidegate-split: head=edge/attic variant=int8 layer=/body/Relu_3       if the model was cut between layers
     tidegate-fallback-model: digits-small           if another model than the one asked for answers
     tidegate-helped-by: gateway/main; because=unfit; chosen=only   of a device that had its gateway answer
     tidegate-cut: its tenant's tokens are used up                                      if it ends before its time
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import Final
+from urllib.parse import quote
 
 from tidegate.trace_context import PARENT_KEY
 from tidegate.types import Reply, Resumed, Route
@@ -34,6 +36,7 @@ SERVED_BY_KEY: Final = "tidegate-served-by"
 ROUTE_KEY: Final = "tidegate-route"
 SITE_ROUTE_KEY: Final = "tidegate-site-route"
 RESUMED_KEY: Final = "tidegate-resumed"
+SPLIT_KEY: Final = "tidegate-split"
 CUT_KEY: Final = "tidegate-cut"
 ATTESTED_KEY: Final = "tidegate-attested"
 BUDGET_LEFT_KEY: Final = "tidegate-budget-left-ms"
@@ -42,6 +45,7 @@ HELPED_BY_KEY: Final = "tidegate-helped-by"
 FALLBACK_MODEL_KEY: Final = "tidegate-fallback-model"
 HOME_KEY: Final = "tidegate-sequence-home"
 REQUEST_ID_KEY: Final = "tidegate-request-id"
+_PLAIN: Final = "/:;,.()[]{}@!*'"  # of a tensor's name, which may hold anything, and a header may not
 
 
 def reply_parameters(reply: Reply) -> dict[str, str]:
@@ -76,6 +80,8 @@ def route_words(route: Route) -> dict[str, str]:
     words = {SERVED_BY_KEY: route.served_by, ROUTE_KEY: route_text(route)}
     if route.inner is not None:
         words[SITE_ROUTE_KEY] = f"{route.inner.served_by}; {route_text(route.inner)}"
+    if (head := route.head) is not None:
+        words[SPLIT_KEY] = f"head={head.served_by} variant={head.variant} layer={quote(head.layer, safe=_PLAIN)}"
     if route.resumed:
         words[RESUMED_KEY] = ", ".join(map(resumed_text, route.resumed))
     return words

@@ -29,6 +29,9 @@ not been sent. Paths that never acknowledge (plain unary calls) are always trust
 An answer that is merely overdue is never evidence: it is more often a mispredicted queue than a slow link, and taking
 it for link trouble feeds back on itself (docs/design/routing.md, "Silence as evidence": 4 to 9 points of attainment).
 
+`s_per_byte` is how long bodies take, queues on the link included, which is what an attempt at it now will meet. What a
+smaller body would meet is another question, and `wire` (`WireCapacity`) answers it.
+
 Invariants: `path`'s weights sum to 1 and its values do not fall; 0 < trust <= 1; memory is bounded by the attempts
 under way. Everything but `path` after a change is O(1).
 Source: RFC 6298; docs/design/routing.md, "Link estimates".
@@ -58,6 +61,8 @@ _UNSEEN: Final[tuple[float, ...]] = (1.2, 4.0)  # × the calm link
 _FOUL_S: Final = 2.0  # what older round trips say is void while the weather is foul
 LARGE_BYTES: Final = 32 * 1024  # bodies from here on tell the bandwidth: below, jitter drowns it
 _BANDWIDTH_WEIGHT: Final = 0.2
+_PACED_BYTES: Final = 16 * 1024  # delivered in one piece, tell the pace: less takes no longer than jitter
+_PACE_WEIGHT: Final = 0.3
 _NOT_UNUSUAL: Final = 0.1  # a silence that so many round trips are longer than says nothing
 LOST: Final = 0.05  # of trust
 _MUTE_AFTER: Final = 3  # attempts without an ack, and times the patience
@@ -118,6 +123,76 @@ class RttDistribution:
         return self.values_s[min(len(self.values_s), bisect_left(self.below, share - 1e-9)) - 1]
 
 
+class WireCapacity:
+    """How fast bytes get through, and how many of ours are still before the narrowest place. Mutable.
+
+    A body's time divided by its size is the path's pace only where nothing was ahead of it; behind others it is the
+    time of the queue, and a link that is loaded seems as slow as it is late. So a pace is taken from what the link
+    delivered while it was surely busy: from the last ack, or from the sending where no ack came since.
+
+        pace = (ack − max(sent, last ack)) / bytes that this ack is the first to cover
+        ahead = sent − covered by acks − (now − last ack) / pace,     at least 0
+
+    Bytes of attempts that were given up count as well: they are on their way all the same.
+    It can be wrong by what others send over the same link, which is taken for a lower pace, as it has to be.
+    Source: Cardwell et al., "BBR: Congestion-Based Congestion Control", ACM Queue 2016, for the rate of delivery.
+    """
+
+    __slots__ = ("_acked_at", "_ahead", "_ahead_at", "_covered", "_sent", "s_per_byte")
+
+    def __init__(self) -> None:
+        self.s_per_byte = 0.0  # 0 until enough bytes were seen
+        self._sent = 0
+        self._covered = 0  # by acks, of those sent
+        self._acked_at = 0.0
+        self._ahead = 0.0  # bytes that were still on their way ...
+        self._ahead_at = 0.0  # ... at this instant
+
+    def send(self, body_bytes: int, now: float) -> int:
+        """Take in a body on its way; its end, as `acknowledge` wants it."""
+        self._sent += body_bytes
+        self._ahead, self._ahead_at = self.ahead_bytes(now) + body_bytes, now
+        return self._sent
+
+    def acknowledge(self, end: int, body_bytes: int, sent_at: float, calm_s: float, now: float) -> None:
+        """The ack of a body is here, of which `calm_s` was the round trip itself where it was alone."""
+        delivered, alone = end - self._covered, sent_at >= self._acked_at
+        if delivered <= 0:
+            return  # a later one was acknowledged before
+        took_s = now - sent_at - calm_s if alone else now - self._acked_at
+        if alone:  # what was given up before it may have been through long ago
+            delivered = min(delivered, body_bytes)
+        self._covered, self._acked_at = end, now
+        self._ahead, self._ahead_at = float(self._sent - end), now
+        if delivered >= _PACED_BYTES and took_s > 0.0:
+            weight = _PACE_WEIGHT if self.s_per_byte else 1.0
+            self.s_per_byte += weight * (took_s / delivered - self.s_per_byte)
+
+    def outlast(self, end: int, sent_at: float, calm_s: float, now: float) -> None:
+        """A body was given up before its ack: the pace is at least what it would then have been.
+
+        Where every body is given up, since none gets through within its budget, nothing else is ever learned.
+        """
+        alone = sent_at >= self._acked_at
+        busy_s = now - sent_at - calm_s if alone else now - self._acked_at
+        most = end - self._covered
+        if most >= _PACED_BYTES and busy_s > most * self.s_per_byte:
+            self.s_per_byte = busy_s / most
+
+    def ahead_bytes(self, now: float) -> float:
+        """What a body that is sent now would wait for; 0 while the pace is not known."""
+        if not self.s_per_byte:
+            return 0.0
+        return max(0.0, self._ahead - (now - self._ahead_at) / self.s_per_byte)
+
+    def through_at(self) -> float:
+        """When all that is on its way is expected to be through; no ack of it is due before."""
+        return self._ahead_at + self._ahead * self.s_per_byte
+
+    def __repr__(self) -> str:
+        return f"<WireCapacity {self.s_per_byte * 1e9:.2f} ns a byte>"
+
+
 class LinkEstimate:
     """Mutable: `record` round trips; `sent`, `accepted` and `ended` follow attempts; read the rest."""
 
@@ -141,6 +216,7 @@ class LinkEstimate:
         "s_per_byte",
         "samples",
         "silent_since",
+        "wire",
     )  # fmt: skip
 
     def __init__(self, *, prior_rtt_s: float = 0.005) -> None:
@@ -151,6 +227,7 @@ class LinkEstimate:
         self.s_per_byte = 0.0  # seconds on the wire per byte of body; 0 until a large one was seen
         self.acknowledges = False  # whether an accept-ack ever came over this path
         self.silent_since: float | None = None  # an ack is due since then, and nothing came; None: trusted, not mute
+        self.wire = WireCapacity()
         self._sampled_at = 0.0
         self._ring: deque[tuple[float, float, int]] = deque()  # (instant, round trip, its number), oldest first
         self._values_s: list[float] = []  # the same round trips, shortest first, ...
@@ -159,7 +236,7 @@ class LinkEstimate:
         self._regime = RttRegime()
         self._path: RttDistribution | None = None
         self._path_until = 0.0  # when the kept path begins to say what is void
-        self._unaccepted: dict[int, tuple[float, int]] = {}  # attempt → (sent at, bytes), oldest first
+        self._unaccepted: dict[int, tuple[float, int, int]] = {}  # attempt → (sent at, bytes, their end), oldest first
         self._seems_mute_since: float | None = None  # the first look that found it so
         self._seems_lost_since: float | None = None  # likewise
         self._unanswered = 0  # attempts whose acks did not come since anything was heard
@@ -264,7 +341,7 @@ class LinkEstimate:
 
     def sent(self, attempt: int, now: float, body_bytes: int = 0) -> None:
         """An attempt was sent over this path. `ended` must follow."""
-        self._unaccepted[attempt] = (now, body_bytes)
+        self._unaccepted[attempt] = (now, body_bytes, self.wire.send(body_bytes, now))
         self._unanswered += 1
         if self.silent_since is None:
             self.silent_since = now
@@ -274,11 +351,14 @@ class LinkEstimate:
         sent = self._unaccepted.pop(attempt, None)
         if sent is not None:
             self.acknowledges = True
+            self.wire.acknowledge(sent[2], sent[1], sent[0], self._calm.value, now)
             self.record(now - sent[0], now, sent[1])
 
     def ended(self, attempt: int, now: float, *, heard: bool) -> None:
         """The attempt is over. `heard`: because something came back over this path."""
         due = self._unaccepted.pop(attempt, None)
+        if due is not None and not heard:
+            self.wire.outlast(due[2], due[0], self._calm.value, now)
         if heard:
             self.heard(now)
         elif due is not None and self.silent_since is not None and self.trust(now) == 1.0:

@@ -34,7 +34,7 @@ from gateway.core.history.decision_record import DecisionRecord, pack_decision
 from gateway.core.history.unanswered import unanswered_word
 from gateway.core.placement.placer import Decision
 from tidegate.generate.usage import Usage
-from tidegate.types import Call, Route
+from tidegate.types import Call, Route, SplitNote
 
 MAX_EVENTS_PER_REQUEST: Final = 64
 MAX_PACKED_BYTES: Final = 64  # whose decisions are still to be packed
@@ -109,6 +109,7 @@ class RequestRecord(msgspec.Struct, array_like=True, gc=False):
     deadline: float | None
     wasted_tokens: int = 0  # of a generation: computed by more than one target, or made and given to no one
     asker: str = ""  # the device that asked for help with it, "edge/NAME"
+    half: SplitNote | None = None  # of a model that may be cut between layers
 
     @property
     def ended_at(self) -> float:

@@ -237,7 +237,7 @@ class Placer:
         budget_s = ask.deadline - now
         if self.cloud_budget is not None:
             self.fleet.price_cloud(self.cloud_budget.factor(now))
-        candidates = self._candidates(ask, now, exclude)
+        candidates = self.candidates(ask, now, exclude)
         if not candidates:
             return Decision(now, ask, (), None, "", NothingAlive(no_candidate_reason(self.fleet, ask, now, exclude)))
         chosen, reason, judged = self.choose(candidates, ask, now)
@@ -291,7 +291,8 @@ class Placer:
         """The best of the candidates, of which there is at least one."""
         return Choice(*self._policy(candidates, ask.deadline - now))
 
-    def _candidates(self, ask: Ask, now: float, exclude: Collection[str]) -> tuple[Candidate, ...]:
+    def candidates(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> tuple[Candidate, ...]:
+        """The targets that may take `ask` now, each with its predictions; of a large fleet those of a shortlist."""
         offers = self.fleet.offers(ask.model, ask.version)
         if self._crowd_draw is not None:
             found = self._fitting(sample(offers, self._crowd_draw), ask, now, exclude)

@@ -142,7 +142,7 @@ class UtilityPlacer(Placer):
         # Where unsure answers are escalated, those that stand are as good as the best variant's.
         qualities = [1.0 if ask.escalates else one.offered.quality for one in candidates]
         best_quality = max(qualities)
-        rents = [_shadow_cost(one, now) for one in candidates]
+        rents = [shadow_cost(one, now) for one in candidates]
         sure = self.calibration.surest if budget is None else self._surest_of_tokens(budget)
         bounds = self._bounds(candidates, qualities, rents, sure * place.weight, place.weight, budget_s, ask)
         harms: Sequence[float] = ()
@@ -415,7 +415,7 @@ def _harm_to_batch(candidate: Candidate, ask: GenerationAsk) -> float:
     return made_late(ask, tokens, candidate.offered.cost.pace.step_s(tokens.batch - 1.0))
 
 
-def _shadow_cost(candidate: Candidate, now: float) -> float:
+def shadow_cost(candidate: Candidate, now: float) -> float:
     """What is taken from requests that are still to come: the target's shadow price × the work that is added."""
     if candidate.tokens is not None:
         return 0.0  # a slot is no queue: what waits for one is in the chance, and those who hold one are in the harm

@@ -62,6 +62,7 @@ from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
 from gateway.serving.disagreements import Disagreements
 from gateway.serving.known_answers import CacheTerms, KnownAnswers
+from gateway.serving.layer_splitting import split_families
 from gateway.serving.shadowing import Shadowing
 from gateway.workers.messages import Member
 from gateway.workers.overview import process_families
@@ -134,6 +135,7 @@ def _of_a_gateway() -> list[Metric]:
     counted.add(lambda: cache_families(_known_answers()))
     counted.add(lambda: configuration_families(_drifted()))
     counted.add(lambda: help_families({"edge/attic": 1}))
+    counted.add(lambda: split_families({(MODEL, "answered"): 1}))
     counted.add(lambda: process_families([Member("worker-1", "worker")]))
     counted.add(tracing.families)
     counted.add(lambda: loop_families(LoopLag()))

@@ -51,7 +51,9 @@ def test_of_two_pins_the_stricter_counts(
 
 @pytest.mark.parametrize("value", ["", "Edge", "edges", "cloud", "edge,site", "x" * 500])
 def test_a_pin_that_is_none_is_refused_with_what_is_allowed(value: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"header tidegate-pin must be one of edge, site, any, got '") as caught:
+    with pytest.raises(
+        InvalidRequest, match=r"header tidegate-pin must be one of edge, edge-input, site, any, got '"
+    ) as caught:
         pin_of({"tidegate-pin": value}, {})
     assert len(caught.value.message) < 150
 

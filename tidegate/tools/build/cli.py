@@ -33,6 +33,7 @@ from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.generative_cli import golden, problems_of_generating, quantize_model
 from tidegate.tools.build.pack_cli import pack
 from tidegate.tools.build.progress import Progress
+from tidegate.tools.build.split.cli import split_layers
 from tidegate.tools.build.trust_cli import trust
 from tidegate.tools.delivery import cli as delivery
 from tidegate.tools.delivery import disagreements, versions
@@ -57,6 +58,7 @@ for _command in (
     calibrate,
     golden,
     pack,
+    split_layers,
     trust,
     *delivery.COMMANDS,
     *versions.COMMANDS,

@@ -85,7 +85,8 @@ def random_ask(draw: Random) -> Ask:
 
 def _plainly(one: Offer, asked: Ask, *, deferred: bool) -> bool:
     """The rules about promises and variants, one after the other."""
-    allowed = {"edge": ("edge",), "site": ("edge", "site"), "any": ("edge", "site", "cloud")}[asked.pin]
+    within = {"edge": ("edge",), "edge-input": ("edge",), "site": ("edge", "site"), "any": ("edge", "site", "cloud")}
+    allowed = within[asked.pin]
     variant = one.variant
     return all(
         (

@@ -32,6 +32,7 @@ from gateway.operate.agreement_report import agreement_families
 from gateway.operate.cache_report import cache_families
 from gateway.operate.trial_report import trial_families
 from gateway.serving.known_answers import KnownAnswers
+from gateway.serving.layer_splitting import split_families
 from gateway.serving.shadowing import Shadowing
 from tests.gateway.observe.metrics.test_generation import CALL as GENERATION
 from tests.gateway.observe.metrics.test_generation import REPLY as GENERATED
@@ -164,6 +165,7 @@ def test_every_metric_of_a_gateway_stands_in_the_documentation_with_its_labels()
     )
     counted.add(lambda: [condition_family(fleet), *scaling_families(busy_pool()), *trial_families(on_trial())])
     counted.add(lambda: [*agreement_families(watched_agreement()), *cache_families(known_answers())])
+    counted.add(lambda: split_families({("minilm", "answered"): 1}))
     counted.began(call())
     counted.answered(call(), reply(), NOW + 0.07)
     counted.answered(call(), reply(left_s=-0.1, fallback=True), NOW + 0.07)
