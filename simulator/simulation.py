@@ -162,6 +162,9 @@ class World:
             prompt_weights={
                 name: one.generation.prompt_weight for name, one in models.items() if one.generation is not None
             },
+            agreement=min(
+                [one.generation.agreement for one in models.values() if one.generation is not None], default=1.0
+            ),
         )
 
     def _number_of(self, gateway: SimulatedGateway) -> int:
