@@ -8,7 +8,8 @@ begins them in `starts` seconds and makes each in tau, log-normal.
     worth    weight · (first · next·whole + MISSED · (whole - first · next·whole))       as placement has it
              first: whether the first token was in time, which is known by now
 
-    gain     worth there - worth here + relief - harm - LAMBDA · (cost there - cost of the rest here)
+    gain     worth there - worth here + relief - harm - LAMBDA · (cost there - cost of the rest here)⁺
+             a smaller bill is no reason: idle devices took answers from pools for it, and first tokens came later
     relief   of one that waits for a slot of the first target. What the others in its batch gain is not counted: with it
              a fifth of all answers moved, and fewer were in time (`agents_lte`, 6 a second: 85.5 % of 87.5)
     harm     answers in the second target's batch that it would make late (`generation_time.made_late`)
@@ -120,7 +121,7 @@ class ChanceHandovers:
         gain -= self._worth(speaks, second, rest, left, 0.0, step_s, in_time=in_time)
         gain += self._relief(speaks, rest, generation, step_s, now) - harm_to_batch(second, generation)
         rest_of_first = speaks.cost * min(1.0, generation.mean_length * step_s / speaks.compute_s)
-        gain -= self._placer.prices.whether_of(rest) * (second.cost - rest_of_first)
+        gain -= self._placer.prices.whether_of(rest) * max(0.0, second.cost - rest_of_first)
         if gain - share * self._hedging.token_worth() < LEAST_GAIN:
             return now + AGAIN_S
         return self._timed(speaks, second, resumption, step_s, share, now)
