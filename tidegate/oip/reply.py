@@ -33,6 +33,7 @@ SERVED_BY_KEY: Final = "tidegate-served-by"
 ROUTE_KEY: Final = "tidegate-route"
 SITE_ROUTE_KEY: Final = "tidegate-site-route"
 RESUMED_KEY: Final = "tidegate-resumed"
+PLANNED: Final = "planned"  # why an answer leaves a target that is well
 CUT_KEY: Final = "tidegate-cut"
 ATTESTED_KEY: Final = "tidegate-attested"
 BUDGET_LEFT_KEY: Final = "tidegate-budget-left-ms"
@@ -79,7 +80,8 @@ def route_words(route: Route) -> dict[str, str]:
 
 def resumed_text(resumed: Resumed) -> str:
     gap_ms = round(resumed.gap_s * 1e3)
-    return f"from={resumed.lost} to={resumed.by} at={resumed.at} gap-ms={gap_ms} grade={resumed.grade}"
+    words = f"from={resumed.lost} to={resumed.by} at={resumed.at} gap-ms={gap_ms} grade={resumed.grade}"
+    return f"{words} reason={resumed.why}" if resumed.why == PLANNED else words  # nothing was wrong with the first
 
 
 @lru_cache(maxsize=64)  # of a few sets of stages
