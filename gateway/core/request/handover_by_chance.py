@@ -203,14 +203,18 @@ class ChanceHandovers:
         *,
         in_time: bool,
     ) -> float:
-        """Of what is left, by `one`. Args: in_time: whether the first token was."""
+        """Of what is left, by `one`, over a path that works: of one that is silent `resumption.py` decides.
+
+        Args:
+            in_time: whether the first token was.
+        """
         assert one.tokens is not None
         kept, whole = left.chances(starts_s, step_s, one.tokens.step_sigma)
         raw = TokenChances(1.0, kept / whole if whole > 0.0 else 0.0, whole)
         claims = self._placer.tokens.claims(raw, GenerationBudget(None, left.next_s, ask.deadline))
         best = max(one.offered.quality, other.offered.quality)
         worth = self._placer.worth_of(one, ask, best, kept=claims.all if in_time else 0.0, whole=claims.whole)
-        return worth * one.trust
+        return worth
 
     def _relief(self, speaks: Candidate, ask: Ask, generation: GenerationAsk, step_s: float, now: float) -> float:
         """What an answer gains that waits for a slot of the target that speaks, if this one leaves it."""
