@@ -254,6 +254,7 @@ class TargetId(NamedTuple):
         return f"{self.tier}/{self.name}"
 
 
+PLANNED: Final = "planned"  # why an answer leaves a target that is well: another is the better place for its rest
 ResumedGrade = Literal["exact", "continued"]
 
 

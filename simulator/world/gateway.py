@@ -42,7 +42,7 @@ from gateway.core.placement.utility import token_objectives
 from gateway.core.request.answer_so_far import AnswerSoFar
 from gateway.core.request.attempt import AttemptTelemetry, ComputedTokens, ComputedWork
 from gateway.core.request.escalation import Escalations
-from gateway.core.request.handover import PLANNED, HandoverPolicy
+from gateway.core.request.handover import HandoverPolicy
 from gateway.core.request.hedging import RACE, HedgePolicy
 from gateway.core.request.machine import (
     Action,
@@ -67,7 +67,7 @@ from simulator.world.tally import OutcomeTally, RequestEnd
 from tidegate.models.manifest import Feature
 from tidegate.outcome import Outcome, Overloaded, ServeError
 from tidegate.token_sink import TokenBatch
-from tidegate.types import Accepted, LoadReport
+from tidegate.types import PLANNED, Accepted, LoadReport
 
 _CLIENT_RTT_S = 0.002  # between a client that does not wait and its gateway
 _MARGIN_SIGMAS = 1.645

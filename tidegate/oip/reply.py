@@ -27,13 +27,12 @@ from functools import lru_cache
 from typing import Final
 
 from tidegate.trace_context import PARENT_KEY
-from tidegate.types import Reply, Resumed, Route
+from tidegate.types import PLANNED, Reply, Resumed, Route
 
 SERVED_BY_KEY: Final = "tidegate-served-by"
 ROUTE_KEY: Final = "tidegate-route"
 SITE_ROUTE_KEY: Final = "tidegate-site-route"
 RESUMED_KEY: Final = "tidegate-resumed"
-PLANNED: Final = "planned"  # why an answer leaves a target that is well
 CUT_KEY: Final = "tidegate-cut"
 ATTESTED_KEY: Final = "tidegate-attested"
 BUDGET_LEFT_KEY: Final = "tidegate-budget-left-ms"

@@ -27,7 +27,6 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.request.resumption import LEAST_S, Resumption
 
-PLANNED: Final = "planned"  # why an attempt was launched that is to go on with another's answer, and why one was left
 BEGINS: Final = "handover"  # why an answer was begun at a target that is not to end it
 PAUSE_S: Final = LEAST_S
 

@@ -213,8 +213,7 @@ class ChanceHandovers:
         raw = TokenChances(1.0, kept / whole if whole > 0.0 else 0.0, whole)
         claims = self._placer.tokens.claims(raw, GenerationBudget(None, left.next_s, ask.deadline))
         best = max(one.offered.quality, other.offered.quality)
-        worth = self._placer.worth_of(one, ask, best, kept=claims.all if in_time else 0.0, whole=claims.whole)
-        return worth
+        return self._placer.worth_of(one, ask, best, kept=claims.all if in_time else 0.0, whole=claims.whole)
 
     def _relief(self, speaks: Candidate, ask: Ask, generation: GenerationAsk, step_s: float, now: float) -> float:
         """What an answer gains that waits for a slot of the target that speaks, if this one leaves it."""

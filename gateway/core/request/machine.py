@@ -78,7 +78,7 @@ from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.request.escalation import Escalations, provisional_due_at
-from gateway.core.request.handover import BEGINS, PLANNED, Handover, HandoverPolicy, Successor
+from gateway.core.request.handover import BEGINS, Handover, HandoverPolicy, Successor
 from gateway.core.request.hedging import EARLY_S, HOPELESS, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
 from gateway.core.request.resumption import STALLED, Resumption, StreamTrouble
 from tidegate.outcome import (
@@ -94,7 +94,7 @@ from tidegate.outcome import (
     Unauthenticated,
     Unreachable,
 )
-from tidegate.types import Accepted, Resumed, Route
+from tidegate.types import PLANNED, Accepted, Resumed, Route
 
 MAX_ATTEMPTS: Final = 3
 HOLD_S: Final = 0.02  # beyond, an early refusal serves the caller better

@@ -25,11 +25,10 @@ from typing import Final
 from prometheus_client.metrics_core import Metric
 
 from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
-from gateway.core.request.handover import PLANNED
 from gateway.observe.metrics.bounded_labels import BoundedNames
 from tidegate.metrics.families import counter, histogram
 from tidegate.metrics.histogram import ERRORS_S, Histogram
-from tidegate.types import TargetId
+from tidegate.types import PLANNED, TargetId
 
 GAPS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.5, 5.0, 10.0)
 HEDGES: Final = frozenset({"hedge", "race", "last-resort"})  # reasons of attempts beside another
