@@ -31,7 +31,7 @@ BEGINS: Final = "handover"  # why an answer was begun at a target that is not to
 PAUSE_S: Final = LEAST_S
 
 
-class Handover(NamedTuple):
+class HandoverPlan(NamedTuple):
     """The second target is asked now."""
 
     share: float  # of an attempt's work that is computed twice or in vain: what it takes from the purse of hedges
@@ -47,7 +47,7 @@ class HandoverPolicy(Protocol):
 
     def plan(
         self, ask: Ask, speaks: Candidate, resumption: Resumption, decision: Decision, now: float
-    ) -> Handover | float:
+    ) -> HandoverPlan | float:
         """The handover of an answer to where `decision` says its rest may go, or the instant to look again.
 
         Nothing is spent yet. Args: ask: the whole answer.

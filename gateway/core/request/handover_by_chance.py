@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import nlargest
+from math import inf
 from typing import Final, NamedTuple
 
 from gateway.core.estimate.token_calibration import GenerationBudget, TokenChances
@@ -44,7 +45,7 @@ from gateway.core.placement.generation_time import GenerationAsk, log_normal
 from gateway.core.placement.placer import Candidate, CandidateScore, Decision
 from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.placement.utility import UtilityPlacer, harm_to_batch, queue_position
-from gateway.core.request.handover import PAUSE_S, Handover
+from gateway.core.request.handover import PAUSE_S, HandoverPlan
 from gateway.core.request.hedge_by_chance import ChanceHedging, shown_in_s, shown_margin_s
 from gateway.core.request.resumption import LEAST_S, Resumption
 
@@ -100,7 +101,7 @@ class ChanceHandovers:
 
     def plan(
         self, ask: Ask, speaks: Candidate, resumption: Resumption, decision: Decision, now: float
-    ) -> Handover | float:
+    ) -> HandoverPlan | float:
         second, rest, answer = decision.chosen, decision.ask, resumption.answer
         generation, tokens = rest.generation, None if second is None else second.tokens
         if second is None or tokens is None or generation is None or speaks.tokens is None or self._overloaded():
@@ -128,18 +129,18 @@ class ChanceHandovers:
 
     def _timed(
         self, speaks: Candidate, second: Candidate, resumption: Resumption, step_s: float, share: float, now: float
-    ) -> Handover | float:
+    ) -> HandoverPlan | float:
         """The handover, if it may be now without a pause that its caller would be late by."""
         assert second.tokens is not None
         needs_s = shown_in_s(second) + shown_margin_s(second)
         ratio = second.tokens.step_s / step_s if step_s > 0.0 else 1.0
         if ratio <= _CATCHES_UP and resumption.grade(speaks, second)[0] == "exact":
-            return Handover(share, None, now + max(LEAST_S, 2.0 * needs_s / (1.0 - ratio)))
+            return HandoverPlan(share, None, now + max(LEAST_S, 2.0 * needs_s / (1.0 - ratio)))
         answer, next_s = resumption.answer, resumption.terms.next_s
         ahead_s = 0.0 if next_s is None else answer.began_at + len(answer) * next_s - now
         room_s = max(PAUSE_S, ahead_s)
         if needs_s <= room_s:
-            return Handover(share, now + room_s, now + max(room_s, 2.0 * needs_s))
+            return HandoverPlan(share, now + room_s, now + max(room_s, 2.0 * needs_s))
         gains_s = 0.0 if next_s is None or step_s <= 0.0 else next_s / step_s - 1.0  # a second
         if gains_s <= 0.0:
             return now + AGAIN_S
@@ -177,7 +178,13 @@ class ChanceHandovers:
     ) -> float:
         """What an answer is worth that `first` begins, and `second` is asked to go on with at its first token."""
         assert first.tokens is not None and second.tokens is not None
-        begun_s, starts_s = shown_in_s(first), shown_in_s(second)
+        begun_s, step_s = shown_in_s(first), first.tokens.step_s
+        # Until then the first writes: what it has ahead of the budget has to cover what the second needs.
+        needs_s = shown_in_s(second) + shown_margin_s(second) - PAUSE_S
+        ahead_s = 0.0 if generation.next_s is None else generation.next_s / step_s - 1.0  # a second
+        if needs_s > 0.0 and ahead_s <= 0.0:
+            return -inf
+        starts_s = shown_in_s(second) + (needs_s / ahead_s if needs_s > 0.0 else 0.0)
         lengths = tuple([max(1.0, length - 1.0) for length in generation.lengths])
         left = AnswerLeft(1.0, 0.0, ask.deadline - now - begun_s, generation.next_s, lengths)
         in_time = self._worth(second, first, ask, left, starts_s, second.tokens.step_s, in_time=True)

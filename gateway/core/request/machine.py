@@ -78,7 +78,7 @@ from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.request.escalation import Escalations, provisional_due_at
-from gateway.core.request.handover import BEGINS, Handover, HandoverPolicy, Successor
+from gateway.core.request.handover import BEGINS, HandoverPlan, HandoverPolicy, Successor
 from gateway.core.request.hedging import EARLY_S, HOPELESS, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
 from gateway.core.request.resumption import STALLED, Resumption, StreamTrouble
 from tidegate.outcome import (
@@ -403,7 +403,7 @@ class RequestMachine:
         speaks = self._launched[attempt]
         decision = self._place_rest(attempt, resumption, now)
         found = handovers.plan(self._whole, speaks, resumption, decision, now)
-        if not isinstance(found, Handover):
+        if not isinstance(found, HandoverPlan):
             self._hedge_at = min(self._hedge_at, found)
             return [self._wake()]
         if not handovers.may_hand_over(found.share):
@@ -412,7 +412,7 @@ class RequestMachine:
         return self._launch_successor(attempt, decision, found, len(resumption.answer), now)
 
     def _launch_successor(
-        self, speaks: int, decision: Decision, plan: Handover, answered: int, now: float
+        self, speaks: int, decision: Decision, plan: HandoverPlan, answered: int, now: float
     ) -> list[Action]:
         chosen = decision.chosen
         assert chosen is not None

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.request.answer_so_far import AnswerSoFar
-from gateway.core.request.handover import Handover
+from gateway.core.request.handover import HandoverPlan
 from gateway.core.request.resumption import MOST, Resumption
 from gateway.serving.attempt_tokens import AttemptTokens
 from tests.gateway.serving.test_resumption import PROMPT, WHOLE, Reader, mishap_of, newest, output_ids
@@ -43,10 +43,10 @@ class Script:
 
     def plan(
         self, ask: Ask, speaks: Candidate, resumption: Resumption, decision: Decision, now: float
-    ) -> Handover | float:
+    ) -> HandoverPlan | float:
         if decision.chosen is None or len(resumption.answer) < self.at:
             return now + 2 * STEP_S
-        return Handover(0.3, None if self.keeps_s is None else now + self.keeps_s, now + self.gives_up_s)
+        return HandoverPlan(0.3, None if self.keeps_s is None else now + self.keeps_s, now + self.gives_up_s)
 
     def may_hand_over(self, share: float) -> bool:
         self.shares.append(share)

@@ -11,7 +11,7 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.generation_time import GenerationAsk
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.answer_so_far import AnswerSoFar
-from gateway.core.request.handover import PAUSE_S, Handover
+from gateway.core.request.handover import PAUSE_S, HandoverPlan
 from gateway.core.request.handover_by_chance import AnswerLeft, ChanceHandovers
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.request.machine import HANDOVER_LOOK_S, Action, Keep, Launch, RequestMachine, WakeAt
@@ -62,7 +62,7 @@ class Two:
         generation = GenerationAsk(2.0, 2.0, 201.0, LENGTHS, 100.0, 200, first_by, 0.05, prompt_tokens=10)
         return ask(budget_s=60.0)._replace(generation=generation, units=101.0)
 
-    def plan(self, tokens: int, each_s: float, terms: ResumptionTerms = TERMS) -> Handover | float:
+    def plan(self, tokens: int, each_s: float, terms: ResumptionTerms = TERMS) -> HandoverPlan | float:
         """After so many tokens of the edge."""
         whole, self.answer = self.ask(), AnswerSoFar(10_000)
         speaks = next(one for one in self.placer.decide(whole, NOW).candidates if one.target.id == "edge/a")
@@ -78,7 +78,7 @@ class Two:
 
 def test_what_is_written_too_slowly_goes_where_its_tokens_come_in_time() -> None:
     found = Two(0.08, 0.01).plan(10, 0.08)
-    assert isinstance(found, Handover) and 0.0 < found.share < 0.5
+    assert isinstance(found, HandoverPlan) and 0.0 < found.share < 0.5
     assert found.keeps_until is not None and found.gives_up_at >= found.keeps_until
     assert found.keeps_until - NOW - 0.8 == pytest.approx(PAUSE_S), (
         "it is late already: no longer than what is no stall"
@@ -87,13 +87,13 @@ def test_what_is_written_too_slowly_goes_where_its_tokens_come_in_time() -> None
 
 def test_where_both_give_the_same_text_nothing_is_kept_back() -> None:
     found = Two(0.08, 0.01).plan(10, 0.08, TERMS._replace(alone=frozenset({"int4"})))
-    assert isinstance(found, Handover) and found.keeps_until is None
+    assert isinstance(found, HandoverPlan) and found.keeps_until is None
 
 
 def test_what_is_ahead_of_its_budget_waits_for_its_second_target_as_long_as_that_lets_it() -> None:
     terms = TERMS._replace(next_s=0.5)
     found = Two(0.08, 0.01).plan(10, 0.08, terms)  # placed by 0.05, held by 0.5
-    assert isinstance(found, Handover) and found.keeps_until is not None
+    assert isinstance(found, HandoverPlan) and found.keeps_until is not None
     assert found.keeps_until == pytest.approx(NOW + 10 * 0.5)
 
 
@@ -103,14 +103,14 @@ def test_what_is_ahead_of_its_budget_waits_for_its_second_target_as_long_as_that
     ids=["well where it is", "slower there", "overloaded"],
 )
 def test_other_answers_stay(stays: Two) -> None:
-    assert not isinstance(stays.plan(10, stays.fleet.targets["edge/a"].offers and 0.02), Handover)
+    assert not isinstance(stays.plan(10, stays.fleet.targets["edge/a"].offers and 0.02), HandoverPlan)
 
 
 def test_the_purse_of_hedges_bounds_what_is_computed_twice() -> None:
     purse = TokenBudget(share=0.0, cap=1.0)
     two = Two(0.08, 0.01, purse=purse)
     found = two.plan(10, 0.08)
-    assert isinstance(found, Handover)
+    assert isinstance(found, HandoverPlan)
     while two.handovers.may_hand_over(found.share):
         pass
     assert 0.0 <= purse.tokens < found.share and purse.suppressed == 1
