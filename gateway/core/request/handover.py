@@ -25,10 +25,11 @@ from typing import Final, NamedTuple, Protocol
 
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Candidate, Decision
-from gateway.core.request.resumption import LEAST_S, Resumption
+from gateway.core.request.resumption import LEAST_S, UNKNOWN_S, Resumption
 
 BEGINS: Final = "handover"  # why an answer was begun at a target that is not to end it
 PAUSE_S: Final = LEAST_S
+LONGEST_PAUSE_S: Final = UNKNOWN_S  # of an answer whose target is too slow for its budget of next tokens
 
 
 class HandoverPlan(NamedTuple):

@@ -24,6 +24,9 @@ the caller has to have enough tokens ahead of their budget to wait for the secon
 
     began_at + g · next - now >= starts + margin        each token that comes early adds next - step to the left side
 
+An answer that is slower than its budget will never be ahead of it, and misses it if it stays: a second of pause, which
+is what a silence gets as well before it is a stall, is less than that.
+
 Where an answer begins is decided as a pair: the first token at A, the rest at B from then on. It begins at A where that
 is worth more than all of it at the place that was chosen.
 
@@ -45,7 +48,7 @@ from gateway.core.placement.generation_time import GenerationAsk, log_normal
 from gateway.core.placement.placer import Candidate, CandidateScore, Decision
 from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.placement.utility import UtilityPlacer, harm_to_batch, queue_position
-from gateway.core.request.handover import PAUSE_S, HandoverPlan
+from gateway.core.request.handover import LONGEST_PAUSE_S, PAUSE_S, HandoverPlan
 from gateway.core.request.hedge_by_chance import ChanceHedging, shown_in_s, shown_margin_s
 from gateway.core.request.resumption import LEAST_S, Resumption
 
@@ -138,7 +141,7 @@ class ChanceHandovers:
             return HandoverPlan(share, None, now + max(LEAST_S, 2.0 * needs_s / (1.0 - ratio)))
         answer, next_s = resumption.answer, resumption.terms.next_s
         ahead_s = 0.0 if next_s is None else answer.began_at + len(answer) * next_s - now
-        room_s = max(PAUSE_S, ahead_s)
+        room_s = max(PAUSE_S if next_s is None or step_s <= next_s else LONGEST_PAUSE_S, ahead_s)
         if needs_s <= room_s:
             return HandoverPlan(share, now + room_s, now + max(room_s, 2.0 * needs_s))
         gains_s = 0.0 if next_s is None or step_s <= 0.0 else next_s / step_s - 1.0  # a second
@@ -180,8 +183,9 @@ class ChanceHandovers:
         assert first.tokens is not None and second.tokens is not None
         begun_s, step_s = shown_in_s(first), first.tokens.step_s
         # Until then the first writes: what it has ahead of the budget has to cover what the second needs.
-        needs_s = shown_in_s(second) + shown_margin_s(second) - PAUSE_S
         ahead_s = 0.0 if generation.next_s is None else generation.next_s / step_s - 1.0  # a second
+        is_slow = generation.next_s is not None and ahead_s < 0.0
+        needs_s = shown_in_s(second) + shown_margin_s(second) - (LONGEST_PAUSE_S if is_slow else PAUSE_S)
         if needs_s > 0.0 and ahead_s <= 0.0:
             return -inf
         starts_s = shown_in_s(second) + (needs_s / ahead_s if needs_s > 0.0 else 0.0)

@@ -11,7 +11,7 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.generation_time import GenerationAsk
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.answer_so_far import AnswerSoFar
-from gateway.core.request.handover import PAUSE_S, HandoverPlan
+from gateway.core.request.handover import HandoverPlan
 from gateway.core.request.handover_by_chance import AnswerLeft, ChanceHandovers
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.request.machine import HANDOVER_LOOK_S, Action, Keep, Launch, RequestMachine, WakeAt
@@ -80,9 +80,7 @@ def test_what_is_written_too_slowly_goes_where_its_tokens_come_in_time() -> None
     found = Two(0.08, 0.01).plan(10, 0.08)
     assert isinstance(found, HandoverPlan) and 0.0 < found.share < 0.5
     assert found.keeps_until is not None and found.gives_up_at >= found.keeps_until
-    assert found.keeps_until - NOW - 0.8 == pytest.approx(PAUSE_S), (
-        "it is late already: no longer than what is no stall"
-    )
+    assert found.keeps_until - NOW - 0.8 == pytest.approx(LONGEST_PAUSE_S), "it is late, and later if it stays"
 
 
 def test_where_both_give_the_same_text_nothing_is_kept_back() -> None:
