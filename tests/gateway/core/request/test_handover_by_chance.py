@@ -11,7 +11,7 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.generation_time import GenerationAsk
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.answer_so_far import AnswerSoFar
-from gateway.core.request.handover import HandoverPlan
+from gateway.core.request.handover import LONGEST_PAUSE_S, HandoverPlan
 from gateway.core.request.handover_by_chance import AnswerLeft, ChanceHandovers
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.request.machine import HANDOVER_LOOK_S, Action, Keep, Launch, RequestMachine, WakeAt
