@@ -95,7 +95,7 @@ from gateway.operate.help_report import help_families, help_json
 from gateway.operate.model_routes import model_routes
 from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
-from gateway.placement_policy import admission_of, crowd_draw_of, placement_of, policy_of
+from gateway.placement_policy import admission_of, crowd_draw_of, handovers_of, placement_of, policy_of
 from gateway.serving.disagreements import Disagreements
 from gateway.serving.dispatcher import Dispatcher
 from gateway.serving.known_answers import CacheTerms, KnownAnswers
@@ -366,6 +366,7 @@ class Gateway:
             draw=draw,
             memory=FlightRecorder(config.remember_decisions, config.remember_bytes, run=token_hex(3), defer=run_soon),
             hedges=hedges,
+            handovers=handovers_of(config, placer, hedges, strained),
             overloaded=strained,
             placement=placement_of(placer, self.fleet, self.admission, draw, strained),
             weight_of=self.admission.weight_of,

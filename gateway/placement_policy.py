@@ -22,6 +22,8 @@ from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.placement.probing import ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer, UtilityWeights
+from gateway.core.request.handover import HandoverPolicy
+from gateway.core.request.handover_by_chance import ChanceHandovers
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 
@@ -53,6 +55,15 @@ def policy_of(
     placer = UtilityPlacer(fleet, UtilityWeights.weighing(config.cost_weight), cloud_budget=budget)
     placer.share_targets(crowd_draw_of(config, draw, config.gateways))
     return placer, ChanceHedging(placer, overloaded=overloaded, races=config.first_token_race)
+
+
+def handovers_of(
+    config: GatewayConfig, placer: Placer, hedges: HedgePolicy, overloaded: Callable[[], bool]
+) -> HandoverPolicy | None:
+    """The planned handovers, paid from the purse of those hedges; None: off, or the policy claims no chances."""
+    if not (config.planned_handover and isinstance(placer, UtilityPlacer) and isinstance(hedges, ChanceHedging)):
+        return None
+    return ChanceHandovers(placer, hedges, overloaded=overloaded)
 
 
 def crowd_draw_of(config: GatewayConfig, draw: Callable[[], float], gateways: int) -> Callable[[], float] | None:

@@ -165,6 +165,9 @@ class World:
                 name: one.generation.prompt_weight for name, one in models.items() if one.generation is not None
             },
             execute=partial(execute_cut, models) if any(one.cuts for one in models.values()) else None,
+            agreement=min(
+                [one.generation.agreement for one in models.values() if one.generation is not None], default=1.0
+            ),
         )
 
     def _number_of(self, gateway: SimulatedGateway) -> int:

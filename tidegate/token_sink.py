@@ -53,6 +53,12 @@ class TokenBatch(NamedTuple):
         """How many tokens it counts for in windows and limits."""
         return len(self.ids) or len(self.deltas)
 
+    def beyond(self, count: int) -> TokenBatch:
+        """The tokens after the first `count` of them."""
+        return TokenBatch(
+            self.first + count, self.ids[count:], self.logprobs[count:], self.top[count:], self.deltas[count:]
+        )
+
 
 class TokenObjectives(NamedTuple):
     """By when the tokens of a generation should come, in seconds; None: it does not matter. Nothing ends for them."""

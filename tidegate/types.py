@@ -274,6 +274,7 @@ class TargetId(NamedTuple):
         return f"{self.tier}/{self.name}"
 
 
+PLANNED: Final = "planned"  # why an answer leaves a target that is well: another is the better place for its rest
 ResumedGrade = Literal["exact", "continued"]
 
 
@@ -285,7 +286,7 @@ class Resumed(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: int  # tokens that the caller had by then
     gap_s: float  # from the last token of the one to the first of the other
     grade: ResumedGrade  # whether it is the text that the first would have given, or perhaps another
-    why: str  # stalled, drain, or the code of the error by which it was lost
+    why: str  # stalled, drain, planned, or the code of the error by which it was lost
     because: str = ""  # why it is not exact, in words
 
 

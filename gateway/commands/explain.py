@@ -201,6 +201,8 @@ def _event(event: dict[str, Any]) -> str:
         return f"{when}  {attempt} accepted, promised in {_milliseconds(event['promised_in_ms'])}"
     if what == "begun":
         return f"{when}  {attempt} gave its first token"
+    if what == "differed":
+        return f"{when}  {attempt} said something else than what the caller had, and was left"
     if what == "failed":
         return f"{when}  {attempt} failed: {event['error']}"
     stages = ", ".join(f"{name} {_milliseconds(took)}" for name, took in event.get("stages_ms", {}).items())

@@ -266,6 +266,12 @@ class GatewayConfig(ProcessConfig):
         "still the better bet (`policy: value`). Fewer late first tokens on jittering links with room to spare; it "
         "costs the prompts of the losers, paid from the budget of hedges.",
     )
+    planned_handover: bool = Field(
+        False,
+        description="Whether the answer of a generating model may be begun by one target and gone on with by a better "
+        "one while the first still speaks (`policy: value`): docs/generation.md. It costs prompts that are computed "
+        "twice, paid from the budget of hedges.",
+    )
     shares_targets: bool | None = Field(
         None,
         description="Whether many other gateways send to the same targets: a decision then looks at a few that chance "

@@ -5,7 +5,12 @@ from then on its tokens and the caller's credit pass through here, and are noted
 another attempt can go on. An attempt that goes on with an answer counts its tokens from 0, and the caller from the
 beginning.
 
-Invariant: once an attempt was left (`leave`) nothing of it reaches the caller, whatever is still on its way.
+A successor (`gateway/core/request/handover.py`) goes on with an answer of which another attempt still speaks. What it
+repeats of that is compared and left out; it begins with the first token that the caller does not have. Tokens of the
+other that are kept back wait here, and are given to the caller or to nobody, as the machine decides.
+
+Invariants: places follow one another, whoever speaks; once an attempt was left (`leave`) nothing of it reaches the
+caller, whatever is still on its way.
 """
 
 from __future__ import annotations
@@ -26,20 +31,30 @@ class AttemptTokens:
         answer: what the caller was given by this attempt and those before.
         begin: called with this at the first tokens; says whether this attempt is the one that answers.
         gaps: of its target and variant.
+        differ: called where its tokens are others than those that the caller has.
     """
 
     __slots__ = (
-        "_answer", "_answered", "_begin", "_credit", "_gaps", "_is_chosen", "_sink", "_started", "wasted", "window",
+        "_answer", "_answered", "_begin", "_credit", "_differ", "_gaps", "_is_chosen", "_kept", "_sink", "_started",
+        "first_at", "wasted", "window",
     )  # fmt: skip
 
     def __init__(
-        self, sink: TokenSink, answer: AnswerSoFar, begin: Callable[[AttemptTokens], bool], gaps: TokenGaps
+        self,
+        sink: TokenSink,
+        answer: AnswerSoFar,
+        begin: Callable[[AttemptTokens], bool],
+        gaps: TokenGaps,
+        differ: Callable[[], None] = lambda: None,
     ) -> None:
         self._sink = sink
         self._answer = answer
         self._answered = len(answer)
         self._begin = begin
         self._gaps = gaps
+        self._differ = differ
+        self._kept: list[TokenBatch] | None = None  # None: what comes is given at once
+        self.first_at: float | None = None
         self._is_chosen: bool | None = None  # None: nothing has come yet
         self._started = 0, 0
         self._credit: Callable[[int], None] | None = None
@@ -57,16 +72,55 @@ class AttemptTokens:
 
     def put(self, batch: TokenBatch) -> None:
         if self._is_chosen is None:
+            if self.first_at is None:
+                self.first_at = clock.now()
+            if self._answered + batch.first < len(self._answer):
+                repeated = self._repeats(batch)
+                if repeated >= batch.size:
+                    return
+                batch = batch.beyond(repeated)
             self._is_chosen = self._begin(self)
             if self._is_chosen:
                 self._speak()
         if not self._is_chosen:
             self.wasted += batch.size
-            return
+        elif self._kept is not None:
+            self._kept.append(batch)
+        else:
+            self._give(batch)
+
+    def keep(self) -> None:
+        """From now on what comes is given to nobody, until `release`."""
+        self._kept = []
+
+    def release(self) -> None:
+        """What was kept is given to the caller, and what comes."""
+        kept, self._kept = self._kept, None
+        for batch in kept or ():
+            self._answer.follows_nothing()
+            self._give(batch)
+
+    def _give(self, batch: TokenBatch) -> None:
         self._answer.took(batch, self._gaps, clock.now())
         if self._answered:
             batch = batch._replace(first=self._answered + batch.first)
         self._sink.put(batch)
+
+    def _repeats(self, batch: TokenBatch) -> int:
+        """How many of these tokens the caller has; all of them where they are others than it has."""
+        place = self._answered + batch.first
+        repeated = min(batch.size, len(self._answer) - place)
+        if batch.deltas or not self._answer.has(place, batch.ids):
+            self.wasted += batch.size
+            self._is_chosen = False
+            self._differ()
+            return batch.size
+        self.wasted += repeated
+        # It needs the credit of these tokens twice: as far as the reader has room, it gets it.
+        if (more := min(repeated, self._answer.credit_beyond(self._answered + self.window))) and self._credit:
+            self.window += more
+            self._credit(more)
+        return repeated
 
     def on_credit(self, credit: Callable[[int], None]) -> None:
         self._credit = credit
@@ -76,6 +130,8 @@ class AttemptTokens:
         if self._is_chosen:
             self._answer.falls_silent()
         self._is_chosen = False
+        kept, self._kept = self._kept, None
+        self.wasted += sum([batch.size for batch in kept or ()])
 
     def _speak(self) -> None:
         answer = self._answer

@@ -17,6 +17,7 @@ from typing import Protocol
 from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
+from gateway.core.request.handover import HandoverPolicy
 from gateway.core.request.hedging import HedgePolicy
 from gateway.serving.confidence_policy import ConfidencePolicies
 from gateway.serving.work_estimate import AskBuilder
@@ -40,6 +41,7 @@ class DispatchContext(Protocol):
     placer: Placer
     placement: Placement
     hedges: HedgePolicy
+    handovers: HandoverPolicy | None  # None: no answer leaves a target that is well
     judges: ConfidencePolicies
     ask_builder: AskBuilder
     targets: Mapping[str, Target]

@@ -21,6 +21,7 @@ from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.request.affinity import Affinity
+from gateway.core.request.handover import HandoverPolicy
 from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 from gateway.serving.confidence_policy import ConfidencePolicies
 from gateway.serving.context import AttemptListener
@@ -49,6 +50,7 @@ class Dispatcher:
         draw: Callable[[], float],
         memory: FlightRecorder | None = None,
         hedges: HedgePolicy | None = None,
+        handovers: HandoverPolicy | None = None,
         overloaded: Callable[[], bool] = lambda: False,
         placement: Placement | None = None,
         weight_of: Callable[[str], float] = lambda _tenant: 1.0,
@@ -58,6 +60,7 @@ class Dispatcher:
     ) -> None:
         """Args:
         memory: keeps finished requests for explanations.
+        handovers: lets answers leave targets that are well for better places; None: none does.
         overloaded: whether escalations stop now.
         placement: decides instead of the placer alone, such as the admission guard around it.
         weight_of: the weight of a tenant's answers relative to others'.
@@ -69,6 +72,7 @@ class Dispatcher:
         self.placer = placer
         self.placement: Placement = placement or placer
         self.hedges: HedgePolicy = hedges or DeadlineHedging()
+        self.handovers = handovers
         self.affinity = Affinity()
         self._homes = homes
         self.judges = ConfidencePolicies(manifest_of, overloaded)

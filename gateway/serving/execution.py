@@ -46,7 +46,17 @@ from gateway.core.placement.utility import token_objectives
 from gateway.core.request.answer_so_far import AnswerSoFar
 from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.hedging import EARLY_S
-from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
+from gateway.core.request.machine import (
+    Action,
+    Answer,
+    Cancel,
+    Keep,
+    Launch,
+    Refuse,
+    Release,
+    RequestMachine,
+    WakeAt,
+)
 from gateway.core.request.resumption import Resumption
 from gateway.serving.attempt_tokens import AttemptTokens, UnreadTokens
 from gateway.serving.confidence_policy import ConfidencePolicy
@@ -114,7 +124,12 @@ class RequestExecution:
         self._resumption = None if terms is None or self._so_far is None else Resumption(terms, self._so_far)
         if once is None:
             self._machine = RequestMachine(
-                ask, placement or context.placement, hedges=hedges, escalations=escalations, resumption=self._resumption
+                ask,
+                placement or context.placement,
+                hedges=hedges,
+                escalations=escalations,
+                resumption=self._resumption,
+                handovers=context.handovers,
             )
         else:
             self._machine = RequestMachine(ask, once, max_attempts=1, hedges=hedges)
@@ -173,6 +188,10 @@ class RequestExecution:
                 self._launch(action, now)
             elif isinstance(action, Cancel):
                 self._cancel(action, now)
+            elif isinstance(action, Keep):
+                self._streams[action.attempt].keep()
+            elif isinstance(action, Release):
+                self._streams[action.attempt].release()
             else:
                 self._end = action
         if self._waiter is not None and not self._waiter.done() and (self._end or self._next):
@@ -219,7 +238,7 @@ class RequestExecution:
         number = cancel.attempt
         attempt = self._attempts.pop(number)
         self._leave(number)
-        if self._streamed not in (None, number):
+        if self._streamed not in (None, number) and not attempt.has_begun:
             self._lose_race(number, attempt)
         if cancel.error is None:
             attempt.cancelled(now, hopeless=cancel.hopeless)
@@ -240,7 +259,8 @@ class RequestExecution:
         generation, candidate = self._ask.generation, attempt.candidate
         if generation is None:
             return
-        self._wasted += generation.prompt_tokens + self._answered_before.get(number, 0)
+        if number not in self._answered_before:  # else it was counted at its launch
+            self._wasted += generation.prompt_tokens
         budget, tokens, price = self._context.placer.cloud_budget, candidate.tokens, candidate.target.spec.token_price
         if budget is None or tokens is None or candidate.offered.zone != "cloud":
             return
@@ -274,10 +294,16 @@ class RequestExecution:
         self._perform(self._machine.begun(number, now), now)
         if number not in self._attempts:  # another one had begun
             return False
-        self._attempts[number].begun(now, tokens.cached_tokens)
+        self._attempts[number].begun(tokens.first_at or now, tokens.cached_tokens)
         if self._call.on_begun is not None:
             self._call.on_begun(self._machine.route_of(number))
         return True
+
+    def _differed(self, number: int) -> None:
+        """A successor says something else than what the caller has."""
+        now = clock.now()
+        self._note(RequestEvent(now, "differed", number))
+        self._perform(self._machine.differed(number, now), now)
 
     def _answered(self, number: int, reply: Reply) -> None:
         attempt = self._over(number)
@@ -346,6 +372,8 @@ class RequestExecution:
         """Take an attempt off the list of those under way; None if it was cancelled as it ended."""
         if number == self._inline:
             self._inline = None  # its place in the caller's task is free for a fallback
+        if (tokens := self._streams.get(number)) is not None:
+            tokens.release()  # it was well until here, and what it has said is a part of the answer
         self._leave(number)
         return self._attempts.pop(number, None)
 
@@ -416,8 +444,9 @@ class RequestExecution:
     def _tokens_of(self, launch: Launch, sink: TokenSink) -> AttemptTokens:
         assert self._so_far is not None
         gaps = launch.candidate.offered.cost.token_gaps
-        tokens = AttemptTokens(sink, self._so_far, partial(self._begun, launch.attempt), gaps)
-        self._streams[launch.attempt] = tokens
+        number = launch.attempt
+        tokens = AttemptTokens(sink, self._so_far, partial(self._begun, number), gaps, partial(self._differed, number))
+        self._streams[number] = tokens
         return tokens
 
     def _check_evidence(self, launch: Launch, deadline: float) -> None:

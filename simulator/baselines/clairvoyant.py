@@ -29,6 +29,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
 from gateway.core.placement.placer import Candidate, Decision, Placer, predicted
+from gateway.core.request.handover import HandoverPolicy
 from gateway.core.request.hedging import DeadlineHedging, HedgePolicy
 from simulator.optimum.reach import LinkReach, reaches
 from simulator.scenarios.scenario import Scenario
@@ -100,6 +101,7 @@ class Clairvoyant:
 
     def __init__(self, fleet: Fleet, streams: Mapping[str, SimulatedStream], truth: PerfectKnowledge) -> None:
         self.door: AdmissionControl = FixedLimitAdmission()
+        self.handovers: HandoverPolicy | None = None
         self.hedges: HedgePolicy = DeadlineHedging()  # is shown no alternative to hedge with
         self._fleet = fleet
         self._streams = streams

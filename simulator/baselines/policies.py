@@ -26,6 +26,7 @@ gateway has sent since; its notion of load becomes the predicted finish. random 
 
 `clairvoyant` sees the truth (`clairvoyant.py`): it is no rival, it shows what better estimates could bring.
 
+`value-handover` is `value` with planned handovers of generations, as `planned_handover: true` of a gateway.
 `value-nohedge` is `value` without hedges. `value-race` is `value` with races to the first token of generations, as
 `first_token_race: true` of a gateway; without it they are hedged as single answers are, once the second attempt has
 become the better bet.
@@ -54,6 +55,8 @@ from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision, Placer, predicted
 from gateway.core.placement.probing import ProbePlacer
 from gateway.core.placement.utility import COST_WEIGHT, UtilityPlacer, UtilityWeights
+from gateway.core.request.handover import HandoverPolicy
+from gateway.core.request.handover_by_chance import ChanceHandovers
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.request.hedging import DeadlineHedging, Hedge, HedgePolicy, PendingAttempt
 from simulator.baselines.clairvoyant import Clairvoyant, PerfectKnowledge
@@ -87,10 +90,17 @@ class PlacerRouter:
     judges = True
 
     def __init__(
-        self, placement: Placement, placer: Placer, fleet: Fleet, hedges: HedgePolicy, admission: Admission
+        self,
+        placement: Placement,
+        placer: Placer,
+        fleet: Fleet,
+        hedges: HedgePolicy,
+        admission: Admission,
+        handovers: HandoverPolicy | None = None,
     ) -> None:
         self.hedges = hedges
         self.placer: Placer | None = placer
+        self.handovers = handovers
         self.door: AdmissionControl = admission
         self._guard = AdmissionGuard(placement, fleet, admission)
 
@@ -119,6 +129,7 @@ class Baseline(ABC):
     def __init__(self, around: Surroundings, *, queue_estimate: bool) -> None:
         self.fleet: Fleet = around.gateway.fleet
         self.draw = around.draw
+        self.handovers: HandoverPolicy | None = None
         self.queue_estimate = queue_estimate
         self.door: AdmissionControl = FixedLimitAdmission()
         self.hedges: HedgePolicy = (
@@ -352,13 +363,18 @@ def _cheapest(around: Surroundings) -> PlacerRouter:
     return PlacerRouter(placement, placer, fleet, DeadlineHedging(), admission)
 
 
-def _value(around: Surroundings, hedging: Callable[..., HedgePolicy] = ChanceHedging) -> PlacerRouter:
+def _value(
+    around: Surroundings, hedging: Callable[..., HedgePolicy] = ChanceHedging, *, handing_over: bool = False
+) -> PlacerRouter:
     fleet, admission = around.gateway.fleet, _admission(around)
     overloaded = _overloaded(fleet, admission)
     placer = UtilityPlacer(fleet, UtilityWeights.weighing(around.cost_weight), around.gateway.cloud_budget)
     placer.share_targets(around.draw if around.shares_targets else None)
     placement = ProbePlacer(placer, fleet, around.draw, overloaded=overloaded)
-    return PlacerRouter(placement, placer, fleet, hedging(placer, overloaded=overloaded), admission)
+    hedges, handovers = hedging(placer, overloaded=overloaded), None
+    if handing_over and isinstance(hedges, ChanceHedging):
+        handovers = ChanceHandovers(placer, hedges, overloaded=overloaded)
+    return PlacerRouter(placement, placer, fleet, hedges, admission, handovers)
 
 
 def _admission(around: Surroundings) -> Admission:
@@ -398,6 +414,10 @@ class _Unhedged:
         return None
 
 
+def _handing_over(around: Surroundings) -> PlacerRouter:
+    return _value(around, handing_over=True)
+
+
 def _unhedged(around: Surroundings) -> PlacerRouter:
     return _value(around, _Unhedged)
 
@@ -410,11 +430,13 @@ def _racing(around: Surroundings) -> PlacerRouter:
 _RULES: Final = {"cheapest": _cheapest, "value": _value}
 UNHEDGED: Final = "value-nohedge"
 RACING: Final = "value-race"
+HANDING_OVER: Final = "value-handover"
 _OWN: Final = {
     "tidegate": _RULES[GatewayConfig.model_fields["policy"].default],
     **_RULES,
     UNHEDGED: _unhedged,
     RACING: _racing,
+    HANDING_OVER: _handing_over,
 }
 
 AS_AUTHORS: Final = tuple(_BASELINES)

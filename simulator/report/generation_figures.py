@@ -5,6 +5,8 @@ smooth          tokens a second that came by their own instants (`simulator/worl
 first, each     milliseconds to the first token, and for each further one, of an answer
 raced           share of requests of which two attempts were under way when the first token came, and what the losers
                 had computed by then, of all tokens of prompts and answers
+handed over     share of requests whose answers another worker took over as planned, of which one was asked in vain, and
+                what was computed twice or in vain for that, of all tokens of prompts and answers
 gap             the longest silence inside of an answer
 calibration     by tenths of what was claimed: (mean claim, share that was kept, how many)
 """
@@ -45,6 +47,9 @@ class GenerationFigures(NamedTuple):
     gap_p99_ms: float
     raced: tuple[float, ...]  # share of requests of which two attempts were under way when the first token came
     race_waste: tuple[float, ...]  # tokens that lost races had computed, per token of all prompts and answers
+    handed_over: tuple[float, ...]  # share of requests whose answers another worker took over as planned
+    handovers_lost: tuple[float, ...]  # share of requests of which a worker was asked to, in vain
+    handover_waste: tuple[float, ...]  # tokens that were computed twice for that or in vain, per token as above
     calibration: dict[str, tuple[Decile, ...]]  # of the first token, the next ones, the whole, and all three
 
     @property
@@ -71,6 +76,9 @@ def generation_figures(runs: Sequence[Run]) -> GenerationFigures | None:
         gap_p99_ms=1e3 * fmean(one.gaps.quantile_s(0.99) for one in tallies),
         raced=tuple(one.races / max(1, one.requests) for one in tallies),
         race_waste=tuple(one.race_tokens / max(1, one.prompt_tokens + one.tokens) for one in tallies),
+        handed_over=tuple(one.handovers / max(1, one.requests) for one in tallies),
+        handovers_lost=tuple(one.handovers_lost / max(1, one.requests) for one in tallies),
+        handover_waste=tuple(one.handover_tokens / max(1, one.prompt_tokens + one.tokens) for one in tallies),
         calibration={name: _deciles([one.chances[name] for one in tallies]) for name in tallies[0].chances},
     )
 
@@ -88,13 +96,14 @@ def generation_row(policy: str, load: float, one: GenerationFigures) -> tuple[st
         f"{one.each_p50_ms:.0f}/{one.each_p99_ms:.0f} ms",
         f"{one.gap_p99_ms:.0f} ms",
         f"{fmean(one.raced):.1%}/{fmean(one.race_waste):.1%}",
+        f"{fmean(one.handed_over):.1%}/{fmean(one.handovers_lost):.1%}/{fmean(one.handover_waste):.1%}",
         f"{one.worst_gap:.3f}" if any(one.calibration.values()) else "",
     )
 
 
 GENERATION_HEADER: Final = (
     "policy", "load", "kept", "goodput/s", "smooth tok/s", "tok/s", "first p50/p99", "each p50/p99", "gap p99",
-    "raced/lost tok", "worst decile",
+    "raced/lost tok", "handed over/lost/tok", "worst decile",
 )  # fmt: skip
 
 

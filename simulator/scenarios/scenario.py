@@ -68,6 +68,8 @@ class GenerationSpec(_ScenarioPart, frozen=True, kw_only=True):
     edge: Decoding | None = None
     pool: Decoding | None = None
     context: int = 4096  # tokens of prompt and answer
+    # The share of tokens at which edge and pool say the same after the same beginning, as a handover may need it.
+    agreement: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.9
 
     def __post_init__(self) -> None:
         if self.edge is None and self.pool is None:

@@ -24,6 +24,7 @@ from itertools import count
 from math import erf, sqrt
 from types import MappingProxyType
 from typing import Protocol
+from zlib import crc32
 
 from gateway.core.admission.admission import AdmissionRequest
 from gateway.core.estimate.output_length import OutputLengths
@@ -41,8 +42,19 @@ from gateway.core.placement.utility import token_objectives
 from gateway.core.request.answer_so_far import AnswerSoFar
 from gateway.core.request.attempt import AttemptTelemetry, ComputedTokens, ComputedWork
 from gateway.core.request.escalation import Escalations
+from gateway.core.request.handover import HandoverPolicy
 from gateway.core.request.hedging import RACE, HedgePolicy
-from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
+from gateway.core.request.machine import (
+    Action,
+    Answer,
+    Cancel,
+    Keep,
+    Launch,
+    Refuse,
+    Release,
+    RequestMachine,
+    WakeAt,
+)
 from gateway.core.request.resumption import Resumption, ResumptionTerms
 from simulator.event_queue import Event, EventQueue
 from simulator.scenarios.scenario import Unsure
@@ -55,7 +67,7 @@ from simulator.world.tally import OutcomeTally, RequestEnd
 from tidegate.models.manifest import Feature
 from tidegate.outcome import Outcome, Overloaded, ServeError
 from tidegate.token_sink import TokenBatch
-from tidegate.types import Accepted, LoadReport
+from tidegate.types import PLANNED, Accepted, LoadReport
 
 _CLIENT_RTT_S = 0.002  # between a client that does not wait and its gateway
 _MARGIN_SIGMAS = 1.645
@@ -68,6 +80,7 @@ class Router(Placement, Protocol):
 
     hedges: HedgePolicy
     placer: Placer | None  # which weighs cuts between layers, of Tidegate's own policies
+    handovers: HandoverPolicy | None
     judges: bool  # whether unsure answers are escalated, as Tidegate's own policies do
     door: AdmissionControl
 
@@ -104,10 +117,12 @@ class SimulatedGateway:
         unsure: Mapping[str, Unsure] = MappingProxyType({}),
         prompt_weights: Mapping[str, float] = MappingProxyType({}),
         execute: Callable[[SimulatedGateway, SimulatedRequest], None] | None = None,
+        agreement: float = 1.0,
     ) -> None:
         """Args:
         execute: begins a request that was let in; None: as one execution.
         unsure: the models that judge their own answers.
+        agreement: the share of tokens at which two targets say the same after the same tokens.
         prompt_weights: of generating models: how many tokens of an answer one of the prompt is worth.
         """
         self.events = events
@@ -125,7 +140,12 @@ class SimulatedGateway:
         self.lengths = OutputLengths()
         self.prompt_weights = prompt_weights
         self._execute = execute or (lambda gateway, request: SimulatedExecution(gateway, request).start())
+        self._agreement = agreement
         self.router = router_of(self)
+
+    def agrees(self, request: int, place: int, tokens: int) -> bool:
+        """Whether a second target says the same as the first at so many places; it hangs on the request alone."""
+        return all(crc32(f"{request} {one}".encode()) < self._agreement * 2**32 for one in range(place, place + tokens))
 
     def _overloaded(self) -> bool:
         return self.router.door.overloaded()
@@ -217,7 +237,12 @@ class SimulatedExecution:
         self._begun: int | None = None  # the attempt whose tokens the caller sees
         self._answer = AnswerSoFar(_UNBOUNDED)
         self._machine = RequestMachine(
-            self._ask, router, hedges=router.hedges, escalations=escalations, resumption=self._resumption()
+            self._ask,
+            router,
+            hedges=router.hedges,
+            escalations=escalations,
+            resumption=self._resumption(),
+            handovers=router.handovers,
         )
         self._attempts: dict[int, _SimulatedAttempt] = {}  # under way, by number
         self._timer: Event | None = None
@@ -245,14 +270,31 @@ class SimulatedExecution:
                     attempt = self._attempts.pop(action.attempt)
                     attempt.give_up(hopeless=action.hopeless, error=action.error)
                     self._count_lost(action.attempt, attempt)
+                case Keep(number):
+                    self._attempts[number].keeps = True
+                case Release(number):
+                    self._release(number, self._attempts[number])
                 case _:
                     self._end(action)
 
     def _count_lost(self, number: int, attempt: _SimulatedAttempt) -> None:
         """Count an attempt that was cancelled since another one's first token is here."""
-        tally = self._gateway.tally
-        if self._begun is not None and number != self._begun and self._request.at >= tally.counts_from:
-            tally.generations.lost_race(attempt.computed_tokens)
+        if not request_counts(self._request, self._gateway.tally):
+            return
+        generations = self._gateway.tally.generations
+        if self._machine.reasons[number] == PLANNED and number != self._begun:
+            generations.lost_handover(attempt.computed_tokens)
+        elif self._begun is not None and number != self._begun:
+            if self._machine.reasons[self._begun] == PLANNED:
+                generations.handed_over(attempt.made_in_vain + self._attempts[self._begun].repeated_tokens)
+            else:
+                generations.lost_race(attempt.computed_tokens)
+
+    def _release(self, number: int, attempt: _SimulatedAttempt) -> None:
+        """What was kept of an attempt is given to the caller."""
+        attempt.keeps = False
+        if attempt.came > attempt.heard:
+            self._give(number, attempt, attempt.came)
 
     def _launch(self, launch: Launch) -> None:
         self._gateway.tally.launches += self._request.at >= self._gateway.tally.counts_from
@@ -279,13 +321,33 @@ class SimulatedExecution:
     def made(self, number: int, tokens: int) -> None:
         """So many tokens of this attempt's answer are here."""
         now, attempt = self._gateway.events.now, self._attempts[number]
+        attempt.came = tokens
         if self._begun is None or self._begun not in self._attempts:
-            attempt.begun(now)
-            self._begun = number
-            self._perform(self._machine.begun(number, now))
-            self._answer.speaks(_UNBOUNDED, None, now)
-        if self._begun != number:
+            self._begins(number, attempt, now)
+        elif self._begun != number:
+            self._follows(number, attempt, now)
+        if self._begun == number and not attempt.keeps:
+            self._give(number, attempt, tokens)
+
+    def _begins(self, number: int, attempt: _SimulatedAttempt, now: float) -> None:
+        attempt.begun(now)
+        self._begun = number
+        self._perform(self._machine.begun(number, now))
+        self._answer.speaks(_UNBOUNDED, None, now)
+
+    def _follows(self, number: int, attempt: _SimulatedAttempt, now: float) -> None:
+        """A successor speaks: it repeats what the caller has, says something else, or goes on."""
+        if self._machine.reasons[number] != PLANNED:
             return
+        repeated = min(attempt.came, len(self._answer) - attempt.goes_on_after)
+        if repeated > 0 and not self._gateway.agrees(self._request.number, attempt.goes_on_after, repeated):
+            self._perform(self._machine.differed(number, now))
+        elif attempt.came > repeated:
+            attempt.skip(repeated)
+            self._begins(number, attempt, now)
+
+    def _give(self, number: int, attempt: _SimulatedAttempt, tokens: int) -> None:
+        now = self._gateway.events.now
         self._answer.took(attempt.take(tokens), attempt.candidate.offered.cost.token_gaps, now)
         self._tokens.add(len(self._answer), now, self._ask, self._request)
         if 0 < self._request.leaves_after <= len(self._answer):
@@ -307,8 +369,15 @@ class SimulatedExecution:
         generation = self._ask.generation
         return 0 if generation is None else generation.max_tokens
 
+    def _is_over(self, number: int) -> _SimulatedAttempt:
+        """An attempt has ended by itself: what was kept of it is given to the caller."""
+        attempt = self._attempts[number]
+        if attempt.keeps:
+            self._release(number, attempt)
+        return self._attempts.pop(number, attempt)
+
     def answered(self, number: int, job: SimulatedJob) -> None:
-        now, target_id = self._gateway.events.now, self._attempts.pop(number).candidate.target.id
+        now, target_id = self._gateway.events.now, self._is_over(number).candidate.target.id
         if self._gateway.router.escalates(self._request, target_id):
             # Joint inference has no state of its own in the machine: an answer that does not do is a failed attempt.
             self._perform(self._machine.failed(number, Overloaded("the answer is not sure enough"), now))
@@ -317,7 +386,7 @@ class SimulatedExecution:
         self._perform(self._machine.answered(number, now, self._confidence(target_id)))
 
     def failed(self, number: int, error: ServeError) -> None:
-        del self._attempts[number]
+        self._is_over(number)
         self._perform(self._machine.failed(number, error, self._gateway.events.now))
 
     def computed(self, job: SimulatedJob, compute_s: float) -> ComputedWork | None:
@@ -448,8 +517,8 @@ class _SimulatedAttempt:
     """One attempt: what its target reports, passed on as evidence and as an event of the machine."""
 
     __slots__ = (
-        "_body_bytes", "_chance", "_evidence", "_execution", "_first_at", "_heard", "_job", "_number", "_stream",
-        "candidate",
+        "_body_bytes", "_chance", "_evidence", "_execution", "_first_at", "_job", "_number", "_stream", "came",
+        "candidate", "goes_on_after", "heard", "keeps",
     )  # fmt: skip
 
     def __init__(self, execution: SimulatedExecution, launch: Launch) -> None:
@@ -458,7 +527,10 @@ class _SimulatedAttempt:
         self.candidate = candidate
         self._execution = execution
         self._number = launch.attempt
-        self._heard = 0  # tokens of this attempt
+        self.goes_on_after = launch.answered  # tokens of the answer that it goes on after
+        self.came = 0  # tokens of this attempt, that are here
+        self.heard = 0  # of those the caller has so many, from this attempt or from one before
+        self.keeps = False  # back what comes
         self._body_bytes = execution.ask.body_bytes
         self._stream = gateway.streams[candidate.target.id]
         self._evidence = AttemptTelemetry(candidate, next(gateway.keys), launch.units, now, self._body_bytes)
@@ -502,11 +574,27 @@ class _SimulatedAttempt:
         asked = self._job.generation
         return 0 if asked is None else asked.prefilled + asked.made
 
+    @property
+    def made_in_vain(self) -> int:
+        """Tokens of its answer that its target has made and the caller has not got."""
+        asked = self._job.generation
+        return 0 if asked is None else asked.made - self.heard
+
+    @property
+    def repeated_tokens(self) -> int:
+        """What its target has computed as another one had: the prompt, and tokens that the caller has."""
+        asked = self._job.generation
+        return 0 if asked is None else asked.prompt + self.heard
+
+    def skip(self, tokens: int) -> None:
+        """The caller has its first tokens already."""
+        self.heard = tokens
+
     def take(self, tokens: int) -> TokenBatch:
         """What has come since the last time. Args: tokens: of this attempt, that are here by now."""
-        asked, first = self._job.generation, self._heard
+        asked, first = self._job.generation, self.heard
         assert asked is not None
-        self._heard = tokens
+        self.heard = tokens
         return TokenBatch(first, tuple([asked.token(place) for place in range(first, tokens)]))
 
     # AttemptCallbacks

@@ -73,6 +73,9 @@ class GenerationTally:
         self.prompt_tokens = 0
         self.races = 0  # requests of which two attempts were under way when the first token came
         self.race_tokens = 0  # that the losers had computed by then: of prompts, and of answers
+        self.handovers = 0  # answers that another worker took over as planned
+        self.handovers_lost = 0  # of which nothing came: it failed, was late, or said something else
+        self.handover_tokens = 0  # that were computed twice for them, or in vain
         self.resumed = 0  # times that another worker went on with an answer
         self.whole = 0  # answers that ended by themselves, with all of their tokens
         self.wrong = 0  # answers with a token that was lost, came twice, or was missing at a whole end
@@ -87,6 +90,16 @@ class GenerationTally:
         """An attempt was cancelled since another one's first token is here."""
         self.races += 1
         self.race_tokens += computed_tokens
+
+    def handed_over(self, wasted_tokens: int) -> None:
+        """An answer was taken over as planned. Args: wasted_tokens: computed twice, or made and not shown."""
+        self.handovers += 1
+        self.handover_tokens += wasted_tokens
+
+    def lost_handover(self, computed_tokens: int) -> None:
+        """A target that was to take an answer over was asked in vain."""
+        self.handovers_lost += 1
+        self.handover_tokens += computed_tokens
 
     def hold_to_truth(self, ids: Sequence[int]) -> None:
         """Compare what a caller was shown with what it should be: the places of the answer, from the first one on."""

@@ -6,6 +6,7 @@ by its place in its answer by the worker that makes it, so what callers were sho
 
     lives      of targets, each ended by a crash or a standstill
     resumed    times that another target went on with an answer
+    handed_over  of those as planned, from a target that was well (every other seed)
     wrong      answers with a token that was lost, came twice, or was missing at a whole end
     broken     answers that had begun and ended with an error, by the reason that their callers were told
     unended    requests that ended in none of these ways
@@ -52,7 +53,7 @@ def conclude(found: list[Lives], wanted: int, report: Report) -> None:
             broken["no target is left: each is down or was tried" if "no target" in why else why] += many
     sums = {
         name: sum(getattr(one, name) for one in found)
-        for name in ("lives", "answers", "whole", "resumed", "refused", "wrong")
+        for name in ("lives", "answers", "whole", "resumed", "handed_over", "refused", "wrong")
     }
     unended = sums["answers"] - sums["whole"] - sums["refused"] - sum(broken.values())
     report.figures.update({**sums, "broken": sum(broken.values()), "unended": unended, "seeds": len(found)})
@@ -61,6 +62,7 @@ def conclude(found: list[Lives], wanted: int, report: Report) -> None:
     table(("", "answers"), [*((name, sums[name]) for name in sums), *broken.most_common()])
     report.goal(Goal("wrong", float(sums["wrong"]), 0.0, "<="))
     report.goal(Goal("unended", float(unended), 0.0, "<="))
+    report.goal(Goal("handed_over", float(sums["handed_over"]), 1.0))
     report.goal(Goal("lives", float(sums["lives"]), float(wanted)))
 
 

@@ -1,5 +1,8 @@
 """A small fleet whose devices are killed, cut off and stopped again and again under the answers that they write.
 
+Of every other seed the devices are too slow for the budget of next tokens, so that answers are also handed over to a
+better place while their target is well (`gateway/core/request/handover.py`), and killed in the middle of that.
+
 One life of a target ends with each fault. Where, when and how comes from the seed alone, so a run that goes wrong can
 be played again. Nothing here is a stub: fleet view, placement, request machine, resumption and queues are those of the
 gateway and of devices, on virtual time.
@@ -14,6 +17,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from simulator.baselines.policies import HANDING_OVER
 from simulator.scenarios.scenario import Fault
 from simulator.scenarios.scenario_file import LoadedScenario, parse
 from simulator.simulation import simulate
@@ -62,6 +66,7 @@ class Lives:
     answers: int
     whole: int
     resumed: int
+    handed_over: int  # of those as planned, from a target that was well
     broken: dict[str, int]  # answers that had begun and broke off, by the reason that their callers were told
     refused: int  # requests of which no target made a token
     wrong: int  # answers with a token lost, doubled or missing
@@ -76,7 +81,7 @@ class Lives:
 def lives_of(seed: int, seconds: float = 40.0) -> Lives:
     """One seed, to its end: `simulate` insists that each request ends exactly once."""
     loaded = _with_faults(seed, seconds)
-    run = simulate(loaded, "value", seed)
+    run = simulate(loaded, HANDING_OVER if hands_over(seed) else "value", seed)
     found: GenerationTally = run.tally.generations
     ended = sum(run.tally.all.outcomes[name] for name in ("ok", "late", "degraded"))
     broken = dict(found.broken_off)
@@ -86,6 +91,7 @@ def lives_of(seed: int, seconds: float = 40.0) -> Lives:
         answers=run.tally.all.arrivals,
         whole=found.whole,
         resumed=found.resumed,
+        handed_over=found.handovers,
         broken=broken,
         refused=run.tally.all.arrivals - ended - sum(broken.values()),
         wrong=found.wrong,
@@ -94,9 +100,16 @@ def lives_of(seed: int, seconds: float = 40.0) -> Lives:
     )
 
 
+def hands_over(seed: int) -> bool:
+    return seed % 2 == 0
+
+
 def _with_faults(seed: int, seconds: float) -> LoadedScenario:
     chance = Random(f"killed streams {seed}")
-    scenario = parse(_WRITERS, "killed streams").lasting(seconds)
+    text = _WRITERS
+    if hands_over(seed):
+        text = text.replace("slow: [1.0, 1.4]", "slow: [2.0, 3.0]").replace("delay_ms: 10,", "delay_ms: 60,")
+    scenario = parse(text, "killed streams").lasting(seconds)
     faults, at = [], _FROM_S
     free_at = dict.fromkeys(TARGETS, 0.0)
     while (at := at + chance.expovariate(1.0 / _EVERY_S)) < seconds:

@@ -21,6 +21,7 @@ def test_no_token_is_lost_or_doubled_and_every_stream_ends_whole_or_with_a_decla
     assert [str(one) for one in all_lives if one.whole + one.refused + sum(one.broken.values()) != one.answers] == []
     assert sum(one.lives for one in all_lives) > 1400
     assert sum(one.resumed for one in all_lives) > 500, "or else nothing was tried"
+    assert sum(one.handed_over for one in all_lives) > 50, "nor while its target was well"
     assert _undeclared(all_lives) == {}
 
 

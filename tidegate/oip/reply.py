@@ -30,7 +30,7 @@ from typing import Final
 from urllib.parse import quote
 
 from tidegate.trace_context import PARENT_KEY
-from tidegate.types import Reply, Resumed, Route
+from tidegate.types import PLANNED, Reply, Resumed, Route
 
 SERVED_BY_KEY: Final = "tidegate-served-by"
 ROUTE_KEY: Final = "tidegate-route"
@@ -89,7 +89,8 @@ def route_words(route: Route) -> dict[str, str]:
 
 def resumed_text(resumed: Resumed) -> str:
     gap_ms = round(resumed.gap_s * 1e3)
-    return f"from={resumed.lost} to={resumed.by} at={resumed.at} gap-ms={gap_ms} grade={resumed.grade}"
+    words = f"from={resumed.lost} to={resumed.by} at={resumed.at} gap-ms={gap_ms} grade={resumed.grade}"
+    return f"{words} reason={resumed.why}" if resumed.why == PLANNED else words  # nothing was wrong with the first
 
 
 @lru_cache(maxsize=64)  # of a few sets of stages

@@ -40,7 +40,7 @@ MAX_EVENTS_PER_REQUEST: Final = 64
 MAX_PACKED_BYTES: Final = 64  # whose decisions are still to be packed
 MOST_WORDS: Final = 256  # of an error, and of an id: both may be a stranger's
 
-What = Literal["look", "launched", "accepted", "begun", "answered", "failed", "cancelled"]
+What = Literal["look", "launched", "accepted", "begun", "differed", "answered", "failed", "cancelled"]
 
 _PIECE_BYTES: Final = 64  # of bytes as an object, and its place among the others
 

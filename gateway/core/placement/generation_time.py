@@ -73,7 +73,7 @@ class GenerationTime(NamedTuple):
         next_ = 1.0
         if next_s is not None:
             more = sum([1 for length in self.lengths if length > 1.0]) / len(self.lengths)
-            next_ = 1.0 - more * (1.0 - _log_normal(next_s, step_s, self.step_sigma))
+            next_ = 1.0 - more * (1.0 - log_normal(next_s, step_s, self.step_sigma))
             step_s = min(step_s, next_s)
         return TokenChances(first, next_, self._whole(path, step_s, left_s))
 
@@ -115,8 +115,8 @@ def made_late(ask: GenerationAsk, tokens: TokenPrediction, before_s: float) -> f
     if ask.next_s is None or others <= 0.0:
         return 0.0
     after_s = tokens.step_s + tokens.first_s / max(1.0, ask.mean_length)
-    keep_before = _log_normal(ask.next_s, before_s, tokens.step_sigma)
-    return others * max(0.0, keep_before - _log_normal(ask.next_s, after_s, tokens.step_sigma))
+    keep_before = log_normal(ask.next_s, before_s, tokens.step_sigma)
+    return others * max(0.0, keep_before - log_normal(ask.next_s, after_s, tokens.step_sigma))
 
 
 def begin_by(ask: GenerationAsk, tokens: TokenPrediction, deadline: float, now: float) -> float:
@@ -129,7 +129,9 @@ def begin_by(ask: GenerationAsk, tokens: TokenPrediction, deadline: float, now: 
     return min(latest, ask.first_by) if ask.first_by is not None and ask.first_by > now else latest
 
 
-def _log_normal(at_s: float, median_s: float, sigma: float) -> float:
+def log_normal(at_s: float, median_s: float, sigma: float) -> float:
     """The chance that a log-normal time is at most `at_s`."""
+    if at_s <= 0.0:
+        return 0.0
     sigmas = log(at_s / median_s) / sigma
     return 1.0 if sigmas >= _REACH else 0.0 if sigmas <= -_REACH else 0.5 + 0.5 * erf(sigmas / _SQRT_2)

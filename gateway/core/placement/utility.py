@@ -148,7 +148,7 @@ class UtilityPlacer(Placer):
         harms: Sequence[float] = ()
         has_room = False
         if generation is not None:
-            harms = [_harm_to_batch(one, generation) for one in candidates]
+            harms = [harm_to_batch(one, generation) for one in candidates]
             has_room = any(one.ahead_s <= 0.0 and harm <= _NO_HARM for one, harm in zip(candidates, harms, strict=True))
         judged: list[CandidateScore | None] = [None] * len(candidates)
         best, best_value = 0, -inf
@@ -228,12 +228,28 @@ class UtilityPlacer(Placer):
         prediction = None if candidate.claim is None else candidate.claim.prediction
         claims = prediction.claims if isinstance(prediction, TokenClaim) else TokenChances(1.0, 1.0, 1.0)
         kept, first_by = claims.next * claims.whole, None if ask.generation is None else ask.generation.first_by
+        worth = self.worth_of(candidate, ask, best_quality, kept=kept, whole=claims.whole)
+        has_first = first_by is not None and first_by > now
+        late = self.worth_of(candidate, ask, best_quality, kept=0.0, whole=claims.whole) if has_first else 0.0
+        return AnswerWorth(worth, late)
+
+    def worth_of(self, candidate: Candidate, ask: Ask, best_quality: float, *, kept: float, whole: float) -> float:
+        """What a generation by this candidate is worth, in ordinary answers in time.
+
+        Args:
+            best_quality: of those that it is compared with.
+            kept: the chance that it keeps all of its budgets; whole: that it is whole in time.
+        """
         weight = queue_position(ask).weight
         if not ask.escalates:
             weight *= self._worth(candidate.offered.quality, best_quality)
-        has_first = first_by is not None and first_by > now
-        late = _MISSED * weight * claims.whole if has_first else 0.0
-        return AnswerWorth(weight * (kept + _MISSED * (claims.whole - kept)), late)
+        return weight * (kept + _MISSED * (whole - kept))
+
+    def token_claims(self, candidate: Candidate, ask: Ask, now: float) -> TokenChances:
+        """The three chances of a generation there, as calibrated."""
+        assert ask.generation is not None
+        budget = ask.generation.budget(ask.deadline)
+        return self.tokens.claims(generation_completion(candidate, ask.generation, now).chances(budget, now), budget)
 
     def _surest_of_tokens(self, budget: GenerationBudget) -> float:
         """The most that a generation's worth is multiplied with (`_judge_generation`)."""
@@ -406,7 +422,7 @@ def token_objectives(candidate: Candidate, ask: Ask, now: float, *, goes_on: boo
     return TokenObjectives(None if first_by is None else max(0.0, first_by - now - candidate.link_s), generation.next_s)
 
 
-def _harm_to_batch(candidate: Candidate, ask: GenerationAsk) -> float:
+def harm_to_batch(candidate: Candidate, ask: GenerationAsk) -> float:
     """What is taken from the answers that are being written there: as many ordinary ones as become late by it."""
     tokens = candidate.tokens
     assert tokens is not None

@@ -16,7 +16,7 @@ Invariants: ids are only added; `allowed` of a target that speaks never falls be
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.core.estimate.token_gaps import TokenGaps
 from tidegate.token_sink import TokenBatch
@@ -64,6 +64,14 @@ class AnswerSoFar:
         """Tokens that a target that is asked now may give before it needs credit."""
         return max(1, self._granted - self._given)
 
+    def has(self, place: int, ids: Sequence[int]) -> bool:
+        """Whether these are the tokens from `place` on, as far as there are any."""
+        return tuple(self.ids[place : place + len(ids)]) == tuple(ids[: max(0, len(self) - place)])
+
+    def credit_beyond(self, allowed: int) -> int:
+        """Tokens that the reader lets come beyond `allowed`."""
+        return max(0, self._granted - allowed)
+
     def silent_s(self, now: float) -> float:
         """For how long no token has come from the target that speaks, though it could."""
         return 0.0 if self.is_paused else now - self.heard_at
@@ -76,6 +84,10 @@ class AnswerSoFar:
     def falls_silent(self) -> None:
         """The target that spoke is asked no more."""
         self._credit = None
+
+    def follows_nothing(self) -> None:
+        """The next token was kept back: when it is given says nothing of its target's pace."""
+        self._follows = False
 
     def took(self, batch: TokenBatch, gaps: TokenGaps, now: float) -> None:
         """These tokens were given to the caller."""

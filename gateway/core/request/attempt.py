@@ -171,6 +171,11 @@ class AttemptTelemetry:
         """The breakers of the target and of its path, each with whether the attempt is its probe."""
         return (self._breaker, self._probe), (self._path, self._path_probe)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first token is here."""
+        return self._first_at is not None
+
     def accepted(self, now: float, word: Accepted) -> None:
         """Note that the target took it: its queue is another matter, but the link works."""
         key, candidate = self._key, self.candidate

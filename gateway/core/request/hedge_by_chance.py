@@ -182,7 +182,7 @@ class ChanceHedging:
         """The hedge at the earliest instant at which the second is the better bet, and pays."""
         weight, externality = queue_position(ask).weight, second.claim.externality if second.claim is not None else 0.0
         step_s = _step_s(second, second_bet, now)
-        token_worth = self._token_worth()
+        token_worth = self.token_worth()
         for look in range(_LOOKS + 1):
             at = now + look * step_s
             left = self._left(ask, watched, first.takes, first.by, at)
@@ -205,7 +205,7 @@ class ChanceHedging:
         best_quality = max(chosen.offered.quality, second.offered.quality)
         runners = [runner(one, placer.answer_worth(one, ask, best_quality, now)) for one in (chosen, second)]
         harm = prompt_harm(second, ask, runners[1].worth)
-        step_s, token_worth = _step_s(second, second_bet, now), self._token_worth()
+        step_s, token_worth = _step_s(second, second_bet, now), self.token_worth()
         silent_now = self._silent(watched, first, now)
         best, most = None, 0.0
         for look in range(_LOOKS + 1):
@@ -224,7 +224,7 @@ class ChanceHedging:
                 best, most = Hedge(at, RACE, share=share), net
         return best
 
-    def _token_worth(self) -> float:
+    def token_worth(self) -> float:
         """MIN_GAIN with a full budget, MOST_GAIN with an empty one, in equal ratios between."""
         worth: float = MIN_GAIN * (MOST_GAIN / MIN_GAIN) ** self.tokens.spent
         return worth

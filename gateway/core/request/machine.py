@@ -1,7 +1,8 @@
 """The request machine is the state machine of one request, without IO: events go in with `now`, actions come out.
 
-    events    arrived · accepted · begun · answered · failed · timer · cancelled
-    actions   Launch(attempt) · WakeAt(t) · Cancel(attempt) · Answer(attempt) · Refuse(error)
+    events    arrived · accepted · begun · differed · answered · failed · timer · cancelled
+    actions   Launch(attempt) · WakeAt(t) · Cancel(attempt) · Keep(attempt) · Release(attempt) · Answer(attempt)
+              · Refuse(error)
 
     NEW ──arrived──▶ WAITING ──answered, sure──▶ DONE        (Answer)
       │                │ │ └─ answered, unsure: PROVISIONAL while a better variant works on it, else DONE (Answer)
@@ -21,6 +22,9 @@
     PROVISIONAL ──answered, sure──▶ DONE (Answer)
       └─ nothing better under way any more, or the timer just before the deadline ──▶ DONE (the provisional Answer)
 
+    BEGUN with a successor (`handover.py`) ──begun by it──▶ BEGUN by it (Cancel of the one that spoke)
+      └─ the successor failed, differed or is given up: BEGUN as before; the one that speaks failed: as without it
+
 How sure an answer is comes with its event: a confidence from 0 to 1, or None where it is not judged, which counts as
 sure. An unsure answer makes every attempt of no better a variant pointless, so those are cancelled; one of a better
 variant that is under way already (a hedge) is as good as an escalation, and none is launched (`escalation.py`).
@@ -30,6 +34,10 @@ other one is cancelled (a hedge is a race to the first token). What fails from t
 answer may be gone on with elsewhere (`resumption.py`). Then all begins anew with what is left of it: from its launch on
 an attempt is told how many tokens there are, and the first that begins goes on from there. A target that has not
 failed, but stalls or leaves, is left only for another one: without one its answer goes on as it did.
+
+With `handovers` an answer may also leave a target that is well, for a better place: its successor is asked beside it,
+and begins where the caller has come to by then. What the one that speaks says meanwhile may be kept back (`Keep`), and
+is given to the caller with `Release`, or to no one where it is cancelled. One is tried an answer.
 
 The live gateway performs the actions with tasks and connections, the simulator with a virtual clock; neither decides
 anything. Attempts are numbered from 0 in the order of their launch; a new attempt never goes where one went before,
@@ -47,7 +55,8 @@ Invariants, kept under any interleaving of events:
 - a provisional answer is declared, is given before the deadline, and is only beaten by a better variant's;
 - at most `max_attempts` launches, and twice as many with those whose connections ended, before the first part and after
   each resumption, of which there are at most `resumption.MOST`; none at or after the deadline;
-- at most one attempt has begun and is under way: none begins before the one that had begun has ended or is cancelled;
+- at most one attempt has begun and is under way: none begins before the one that had begun has ended or is cancelled,
+  which a successor's beginning does;
 - when the request is done, every attempt has ended or is cancelled: no work is orphaned;
 - one timer: each WakeAt replaces the one before.
 
@@ -69,6 +78,7 @@ from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.request.escalation import Escalations, provisional_due_at
+from gateway.core.request.handover import BEGINS, HandoverPlan, HandoverPolicy, Successor
 from gateway.core.request.hedging import EARLY_S, HOPELESS, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
 from gateway.core.request.resumption import STALLED, Resumption, StreamTrouble
 from tidegate.outcome import (
@@ -84,10 +94,11 @@ from tidegate.outcome import (
     Unauthenticated,
     Unreachable,
 )
-from tidegate.types import Accepted, Resumed, Route
+from tidegate.types import PLANNED, Accepted, Resumed, Route
 
 MAX_ATTEMPTS: Final = 3
 HOLD_S: Final = 0.02  # beyond, an early refusal serves the caller better
+HANDOVER_LOOK_S: Final = 0.02  # after the first token: its instant has to be known
 RESUMED: Final = "resumed"  # why an attempt was launched that goes on with another one's answer
 _LATEST_USEFUL: Final = DeadlineHedging()
 
@@ -115,6 +126,18 @@ class Cancel(NamedTuple):
     error: ServeError | None = None  # it had begun, and gave nothing more: what that counts as
 
 
+class Keep(NamedTuple):
+    """Keep back what this attempt says from now on: it is given to nobody, until `Release` or its end."""
+
+    attempt: int
+
+
+class Release(NamedTuple):
+    """Give the caller what was kept of this attempt, and what comes."""
+
+    attempt: int
+
+
 class Answer(NamedTuple):
     """Give the caller this attempt's answer, and say how it came about. Terminal."""
 
@@ -129,16 +152,17 @@ class Refuse(NamedTuple):
     error: ServeError
 
 
-Action = Launch | WakeAt | Cancel | Answer | Refuse
+Action = Launch | WakeAt | Cancel | Keep | Release | Answer | Refuse
 
 
 class RequestMachine:
-    """Mutable: call one of the seven events at a time and perform what it returns, in order."""
+    """Mutable: call one of the eight events at a time and perform what it returns, in order."""
 
     __slots__ = (
-        "_ask", "_begun", "_due_at", "_errors", "_escalations", "_hedge_at", "_hedges", "_hedging", "_held",
-        "_launched", "_launched_before", "_lost", "_max_attempts", "_may_look", "_pending", "_placement",
-        "_provisional", "_reasons", "_resumed", "_resumption", "_tried", "_watched", "_whole", "decision", "done",
+        "_ask", "_begun", "_due_at", "_errors", "_escalations", "_handovers", "_hedge_at", "_hedges", "_hedging",
+        "_held", "_launched", "_launched_before", "_lost", "_max_attempts", "_may_look", "_pending", "_placement",
+        "_provisional", "_reasons", "_resumed", "_resumption", "_successor", "_tried", "_watched", "_whole", "decision",
+        "done",
     )  # fmt: skip
 
     def __init__(
@@ -150,10 +174,12 @@ class RequestMachine:
         hedges: HedgePolicy = _LATEST_USEFUL,
         escalations: Escalations | None = None,
         resumption: Resumption | None = None,
+        handovers: HandoverPolicy | None = None,
     ) -> None:
         """Args:
         escalations: None: every answer will do.
         resumption: None: an answer that has begun is not gone on with elsewhere.
+        handovers: None: nor for a better place. Of no account without `resumption`.
         """
         self.done = False
         self.decision: Decision | None = None  # the first one, for explanations
@@ -180,6 +206,9 @@ class RequestMachine:
         self._lost: _Lost | None = None  # the attempt whose answer is to be gone on with
         self._launched_before = 0  # attempts before the latest resumption
         self._resumed: list[Resumed] = []
+        may_leave = ask.generation is not None and resumption is not None and not resumption.terms.barred
+        self._handovers = handovers if may_leave else None  # None as well once one was tried
+        self._successor: Successor | None = None  # that is to go on with what another one still says
 
     @property
     def reasons(self) -> Sequence[str]:
@@ -196,6 +225,8 @@ class RequestMachine:
         self._hedges.arrived()
         if self._escalations is not None:
             self._due_at = provisional_due_at(now, self._ask.deadline)
+        if self._handovers is not None:
+            return self._begin(self._handovers, decision, now)
         return self._launch(decision, now, decision.reason)
 
     def accepted(self, attempt: int, accepted: Accepted, now: float) -> list[Action]:
@@ -220,8 +251,10 @@ class RequestMachine:
 
     def begun(self, attempt: int, now: float) -> list[Action]:
         """The beginning of this attempt's answer is here, which is shown to the caller at once: it is the one."""
-        if self.done or attempt not in self._pending or self._begun is not None:
+        if self.done or attempt not in self._pending:
             return []
+        if self._begun is not None:
+            return self._take_over(attempt, self._begun, now)
         self._begun, self._hedge_at = attempt, None
         losers: list[Action] = [Cancel(one) for one in sorted(self._pending) if one != attempt]
         self._pending = {attempt}
@@ -229,12 +262,21 @@ class RequestMachine:
             candidate = self._launched[attempt]
             self._note_resumed(candidate, now)
             self._hedge_at = self._resumption.begun(candidate, now)
+            if self._handovers is not None:
+                self._hedge_at = min(self._hedge_at, now + HANDOVER_LOOK_S)
         return [*losers, self._wake()]
+
+    def differed(self, attempt: int, now: float) -> list[Action]:
+        """A successor's tokens are others than those that the caller has: it can go on with nothing."""
+        return [] if self.done or not self._is_successor(attempt) else self._go_on_alone(now)
 
     def answered(self, attempt: int, now: float, confidence: float | None = None) -> list[Action]:
         """A good answer is here. `confidence`: how sure the model is of it, 0 to 1; None: that is not asked of it."""
         if self.done or attempt not in self._pending:
             return []
+        if self._is_successor(attempt):  # it ends where the caller has come to by then, or sooner
+            self._pending.discard(attempt)
+            return self._go_on_alone(now)
         self._pending.discard(attempt)
         if self._lost is not None:
             self._note_resumed(self._launched[attempt], now)  # the rest came at once, or there was none
@@ -246,10 +288,13 @@ class RequestMachine:
         """An attempt ended without an answer."""
         if self.done or attempt not in self._pending:
             return []
+        if self._is_successor(attempt):  # nothing is lost
+            self._pending.discard(attempt)
+            return self._go_on_alone(now)
         self._pending.discard(attempt)
         self._errors.append((self._launched[attempt].target.id, error))
         if self._begun is not None:
-            return self._go_on(error, now)
+            return [*self._drop_successor(gone=True), *self._go_on(error, now)]
         if isinstance(error, Disconnected):
             self._tried.remove(self._launched[attempt].target.id)
         if self._pending:
@@ -269,7 +314,8 @@ class RequestMachine:
             return self._give(self._provisional) if due >= self._due_at else [self._wake()]
         if due >= self._ask.deadline:
             if self._begun is not None and self._resumption is not None and self._resumption.is_complete:
-                return self._complete(self._begun, Cancel(self._begun))
+                dropped = self._drop_successor(gone=True)
+                return [*dropped, *self._complete(self._begun, Cancel(self._begun))]
             return [self._refuse(_too_late(self._ask, self._errors)), *self._finish()]
         if self._begun is not None:
             return self._look(now)
@@ -305,6 +351,9 @@ class RequestMachine:
         assert self._begun is not None
         if self._resumption is None:
             return [self._wake()]
+        if self._successor is not None:
+            is_given_up = now + EARLY_S >= self._successor.gives_up_at
+            return self._go_on_alone(now) if is_given_up else self._await_successor(self._successor, now)
         found = self._resumption.look(self._launched[self._begun], now)
         if isinstance(found, StreamTrouble):
             left = self._leave(self._begun, found, self._resumption, now)
@@ -312,6 +361,8 @@ class RequestMachine:
                 return left
             found = self._resumption.put_off(now)
         self._hedge_at = found
+        if self._handovers is not None:
+            return self._plan_handover(self._begun, self._handovers, self._resumption, now)
         return [self._wake()]
 
     def _leave(self, attempt: int, trouble: StreamTrouble, resumption: Resumption, now: float) -> list[Action] | None:
@@ -328,6 +379,96 @@ class RequestMachine:
         self._pending.discard(attempt)
         self._resume(attempt, trouble.why, Unreachable(words), decision)
         return [Cancel(attempt, error=error), *self._launch(decision, now, RESUMED)]
+
+    # a better place for the rest of an answer
+
+    def _begin(self, handovers: HandoverPolicy, decision: Decision, now: float) -> list[Action]:
+        """Launch the first attempt: where the decision says, or where the answer begins better for another to end."""
+        first = handovers.begins(self._ask, decision, now)
+        if first is not None:
+            others = [one.target.id for one in decision.candidates if one.target is not first.target]
+            begun = self._placement.decide(self._ask, now, others).chosen  # with what its tenant pays there
+            if begun is not None and begun.target is first.target:
+                self.decision = decision.choosing(begun)
+                return self._launch(self.decision, now, BEGINS)
+        return self._launch(decision, now, decision.reason)
+
+    def _plan_handover(
+        self, attempt: int, handovers: HandoverPolicy, resumption: Resumption, now: float
+    ) -> list[Action]:
+        """Ask a better place for the rest beside the one that speaks, or look again."""
+        assert self._hedge_at is not None
+        if not len(resumption.answer) or resumption.is_complete or resumption.why_never(None, len(self._resumed)):
+            return [self._wake()]
+        speaks = self._launched[attempt]
+        decision = self._place_rest(attempt, resumption, now)
+        found = handovers.plan(self._whole, speaks, resumption, decision, now)
+        if not isinstance(found, HandoverPlan):
+            self._hedge_at = min(self._hedge_at, found)
+            return [self._wake()]
+        if not handovers.may_hand_over(found.share):
+            return [self._wake()]
+        self._handovers = None  # one is tried
+        return self._launch_successor(attempt, decision, found, len(resumption.answer), now)
+
+    def _launch_successor(
+        self, speaks: int, decision: Decision, plan: HandoverPlan, answered: int, now: float
+    ) -> list[Action]:
+        chosen = decision.chosen
+        assert chosen is not None
+        attempt = len(self._launched)
+        self._launched.append(chosen)
+        self._reasons.append(PLANNED)
+        self._pending.add(attempt)
+        self._watched.append(PendingAttempt(chosen, now))
+        self._successor = successor = Successor(attempt, plan.keeps_until, plan.gives_up_at)
+        self._hedge_at = successor.look_at
+        kept: list[Action] = [] if plan.keeps_until is None else [Keep(speaks)]
+        return [*kept, Launch(attempt, chosen, decision.ask.units, answered), self._wake()]
+
+    def _is_successor(self, attempt: int) -> bool:
+        return self._successor is not None and self._successor.attempt == attempt
+
+    def _await_successor(self, successor: Successor, now: float) -> list[Action]:
+        """Its answer stays where it is for now; what was kept back long enough is given to the caller."""
+        released: list[Action] = []
+        if successor.keeps_until is not None and now + EARLY_S >= successor.keeps_until:
+            assert self._begun is not None
+            released = [Release(self._begun)]
+            successor = self._successor = successor._replace(keeps_until=None)
+        self._hedge_at = successor.look_at
+        return [*released, self._wake()]
+
+    def _go_on_alone(self, now: float) -> list[Action]:
+        """No successor comes of it. The target that speaks is looked at again once what was kept of it is given."""
+        assert self._resumption is not None
+        dropped = self._drop_successor()
+        self._hedge_at = self._resumption.look_again(now)
+        return [*dropped, self._wake()]
+
+    def _drop_successor(self, *, gone: bool = False) -> list[Action]:
+        """Cancel it. Args: gone: the one that speaks has ended, and what was kept of it is given already."""
+        successor, self._successor = self._successor, None
+        if successor is None:
+            return []
+        dropped: list[Action] = []
+        if successor.attempt in self._pending:
+            self._pending.discard(successor.attempt)
+            dropped.append(Cancel(successor.attempt))
+        if successor.keeps_until is not None and not gone and self._begun is not None:
+            dropped.append(Release(self._begun))
+        return dropped
+
+    def _take_over(self, attempt: int, left: int, now: float) -> list[Action]:
+        """The successor's first token that the caller does not have is here: from here on the answer is its own."""
+        if not self._is_successor(attempt) or self._resumption is None:
+            return []
+        by = self._launched[attempt]
+        self._resumed.append(self._resumption.resumed(self._launched[left], by, PLANNED, now))
+        self._begun, self._successor = attempt, None
+        self._pending.discard(left)
+        self._hedge_at = self._resumption.begun(by, now)
+        return [Cancel(left), self._wake()]
 
     def _go_on(self, error: ServeError, now: float) -> list[Action]:
         """The attempt that had begun has failed: what was shown cannot be taken back, but it may be gone on with."""

@@ -165,6 +165,11 @@ class Resumption:
         self._look_at = now + LOOK_S
         return self._look_at
 
+    def look_again(self, now: float) -> float:
+        """What is known of the target that speaks will be news in a moment: when to look."""
+        self._look_at = now + LOOK_AGAIN_S
+        return self._look_at
+
     def grade(self, lost: Candidate, by: Candidate) -> tuple[ResumedGrade, str]:
         """How alike the text is to the one that the lost target would have given, and by which rule."""
         if lost.variant.name != by.variant.name:

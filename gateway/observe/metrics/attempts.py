@@ -11,6 +11,8 @@ nothing is added to the path of a request but one walk over its handful of notes
     fallback     an attempt after a failure, by the error before it: `answered`, `failed` or `cancelled`
     resumed      answers that another target went on with, by grade and reason, and how long no token came meanwhile;
                  and the tokens that were computed again for it, or made and given to no one
+    handover     an attempt that was to go on with another's answer while that one still spoke: it `took over`, was
+                 `cancelled`, since it was late, said something else or the other ended first, or `failed`
     target       attempts by target, of a bounded number of them (`bounded_labels.py`)
 """
 
@@ -26,7 +28,7 @@ from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRec
 from gateway.observe.metrics.bounded_labels import BoundedNames
 from tidegate.metrics.families import counter, histogram
 from tidegate.metrics.histogram import ERRORS_S, Histogram
-from tidegate.types import TargetId
+from tidegate.types import PLANNED, TargetId
 
 GAPS_S: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0, 1.5, 2.5, 5.0, 10.0)
 HEDGES: Final = frozenset({"hedge", "race", "last-resort"})  # reasons of attempts beside another
@@ -47,6 +49,7 @@ class AttemptCounts:
         self._promises: Counter[tuple[str, str]] = Counter()  # (tier, kept or broken)
         self._hedges: Counter[str] = Counter({"won": 0, "lost": 0, "cancelled": 0})
         self._fallbacks: Counter[tuple[str, str]] = Counter()  # (cause, result)
+        self._handovers: Counter[str] = Counter({"took_over": 0, "cancelled": 0, "failed": 0})
         self._resumes: Counter[tuple[str, str]] = Counter()  # (grade, reason)
         self._gaps = Histogram(GAPS_S)
         self._wasted = 0
@@ -61,6 +64,8 @@ class AttemptCounts:
         for resumed in record.answer.route.resumed if record.answer is not None else ():
             self._resumes[resumed.grade, resumed.why] += 1
             self._gaps.observe(resumed.gap_s)
+        if PLANNED in record.reasons:
+            self._handed_over(record)
         launched: dict[int, RequestEvent] = {}
         cause = ""
         for note in notes:
@@ -92,6 +97,11 @@ class AttemptCounts:
         elif reason == "fallback":
             self._fallbacks[cause or "hopeless", what] += 1
 
+    def _handed_over(self, record: RequestRecord) -> None:
+        number = record.reasons.index(PLANNED)  # one is tried, at most
+        happened = {note.what for note in record.notes if note.attempt == number}
+        self._handovers["took_over" if "begun" in happened else "failed" if "failed" in happened else "cancelled"] += 1
+
     def _predicted(self, record: RequestRecord, begun: RequestEvent, took_s: float) -> None:
         tier = TargetId.parse(begun.target).tier
         errors = self._errors.get(tier)
@@ -119,6 +129,10 @@ class AttemptCounts:
         yield counter("tidegate_fallback_attempts", words, ("cause", "result"), self._fallbacks.items())
         words = "Answers that another target went on with after their first token, by grade and reason."
         yield counter("tidegate_resumes", words, ("grade", "reason"), self._resumes.items())
+        words = "Targets asked to go on with an answer while another still spoke, by what became of it."
+        yield counter(
+            "tidegate_handovers", words, ("result",), (((result,), n) for result, n in self._handovers.items())
+        )
         words = "From the last token of one target to the first of the one that went on."
         yield histogram("tidegate_resume_gap_seconds", words, (), [((), self._gaps)])
         words = "Tokens that were computed again by another target, or made and given to no one."

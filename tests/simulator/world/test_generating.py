@@ -135,8 +135,17 @@ def test_a_model_that_generates_nowhere_is_refused() -> None:
         parse(text, "test")
 
 
-@pytest.mark.parametrize("name", ["talk_office", "agents_lte"])
+@pytest.mark.parametrize("name", ["talk_office", "agents_lte", "talk_far_pool"])
 def test_the_scenarios_that_come_along_run(name: str) -> None:
     loaded = load(name)
     run = ran(loaded.replaced(loaded.scenario.lasting(24.0)))
     assert run.tally.generations.requests > 20
+
+
+def test_a_far_pool_goes_on_with_what_slow_devices_begin_and_no_token_is_lost() -> None:
+    loaded = load("talk_far_pool")
+    loaded = loaded.replaced(loaded.scenario.lasting(40.0))
+    alone, handing = ran(loaded, "value").tally.generations, ran(loaded, "value-handover").tally.generations
+    assert alone.handovers == 0 and handing.handovers > 5 and handing.handover_tokens > 0
+    assert handing.wrong == alone.wrong == 0
+    assert handing.kept / handing.requests > alone.kept / alone.requests + 0.1

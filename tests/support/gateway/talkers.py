@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkUp
 from gateway.core.placement.placer import Placer
+from gateway.core.request.handover import HandoverPolicy
 from gateway.serving.dispatcher import Dispatcher
 from tests.support.gateway.conductor import CountingTarget
 from tests.support.gateway.fleets import spec
@@ -44,10 +45,15 @@ class Mishap(NamedTuple):
 
 
 class Talker(CountingTarget):
-    """Args: mishaps: of its attempts, in order; those after the last are well."""
+    """Args:
+    mishaps: of its attempts, in order; those after the last are well.
+    salt: another one makes other tokens of the same beginning.
+    """
 
-    def __init__(self, id: str, mishaps: Iterable[Mishap] = ()) -> None:
+    def __init__(self, id: str, mishaps: Iterable[Mishap] = (), *, step_s: float = STEP_S, salt: int = 0) -> None:
         super().__init__(id)
+        self.step_s = step_s
+        self.salt = salt
         self.mishaps = list(mishaps)
         self.asked: list[GenerateRequest] = []
         self.cancelled = 0
@@ -59,12 +65,12 @@ class Talker(CountingTarget):
         asked = generate_request(request, default_max_tokens=64)
         self.asked.append(asked)
         mishap = self.mishaps.pop(0) if self.mishaps else Mishap()
-        talk, sink = Talk(asked, self.tokens), self.tokens
+        talk, sink = Talk(asked, self.tokens, self.salt), self.tokens
         try:
             while talk.reason is None:
                 if mishap.what and len(talk.ids) >= mishap.after:
                     await self._befalls(mishap)
-                await clock.sleep(STEP_S)
+                await clock.sleep(self.step_s)
                 await talk.next()
             if mishap.what and len(talk.ids) <= mishap.after:  # its tokens are out, and the end is not
                 await self._befalls(mishap)
@@ -93,7 +99,8 @@ class Talker(CountingTarget):
 class Talk:
     """One attempt's tokens, within its reader's credit."""
 
-    def __init__(self, asked: GenerateRequest, sink: TokenSink | None) -> None:
+    def __init__(self, asked: GenerateRequest, sink: TokenSink | None, salt: int = 0) -> None:
+        self._salt = salt
         self.ids: list[int] = []
         self.reason: FinishReason | None = None
         self._asked = asked
@@ -109,7 +116,7 @@ class Talk:
         while len(self.ids) >= self._credit:
             self._more.clear()
             await self._more.wait()
-        token = token_after(self._sum)
+        token = token_after(self._sum ^ self._salt)
         if token in TALKER.generative.stop_tokens:  # type: ignore[union-attr]
             self.reason = "stop"
             return
@@ -138,10 +145,10 @@ def token_after(checksum: int) -> int:
     return (mixed ^ mixed >> 13) % 200
 
 
-def undisturbed(prompt: Sequence[int], max_tokens: int) -> list[int]:
+def undisturbed(prompt: Sequence[int], max_tokens: int, salt: int = 0) -> list[int]:
     """The whole answer."""
     checksum, ids = zlib.crc32(struct.pack(f"<{len(prompt)}i", *prompt)), list[int]()
-    while len(ids) < max_tokens and (token := token_after(checksum)) not in (2,):
+    while len(ids) < max_tokens and (token := token_after(checksum ^ salt)) not in (2,):
         checksum = zlib.crc32(struct.pack("<i", token), checksum)
         ids.append(token)
     return ids
@@ -150,7 +157,12 @@ def undisturbed(prompt: Sequence[int], max_tokens: int) -> list[int]:
 class TalkScene:
     """A dispatcher over talkers that are all up. Args: offers: by target; PACED where none is given."""
 
-    def __init__(self, *talkers: Talker, offers: dict[str, VariantOffer] | None = None) -> None:
+    def __init__(
+        self,
+        *talkers: Talker,
+        offers: dict[str, VariantOffer] | None = None,
+        handovers: HandoverPolicy | None = None,
+    ) -> None:
         now = clock.now()
         self.talkers = {talker.id: talker for talker in talkers}
         self.fleet = Fleet(lambda model, version: "tokens")
@@ -158,7 +170,9 @@ class TalkScene:
             self.fleet.add(spec(talker.id), now)
             self.is_up(talker.id, (offers or {}).get(talker.id, PACED))
             talker.leave = lambda id=talker.id: self.leaves(id)  # type: ignore[misc]
-        self.dispatcher = Dispatcher(Placer(self.fleet), self.talkers, self._manifest, draw=lambda: 0.5)
+        self.dispatcher = Dispatcher(
+            Placer(self.fleet), self.talkers, self._manifest, draw=lambda: 0.5, handovers=handovers
+        )
 
     def is_up(self, id: str, variant: VariantOffer = PACED) -> None:
         offer = ModelOffer("talker", "1", (variant,), digest=f"sha of {variant.name}")
