@@ -164,6 +164,10 @@ async def test_a_model_comes_and_goes_under_load_without_a_lost_request(root: Pa
         for _ in range(2):
             await client.unload_model("two", headers=shown(tmp_path))
             await client.load_model("two", headers=shown(tmp_path))
+            before = answered["two"]
+            async with asyncio.timeout(60.0):
+                while answered["two"] == before:
+                    await clock.sleep(0.01)
         stop.set()
         await asyncio.gather(*callers)
         assert lost == []

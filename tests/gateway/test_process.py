@@ -171,6 +171,7 @@ def test_a_process_says_it_is_ready_answers_status_and_stops_on_sigterm(tmp_path
         "gateways": {"count": 1, "others": [], "has_namesake": False},
         "workers": [],
         "cache": [],
+        "help": [],
         "configuration": {"devices": {}, "drifted": []},
     }
     assert "offered by" in table.stdout

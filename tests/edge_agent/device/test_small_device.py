@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final, cast
 
 import msgspec
 import pytest
@@ -23,6 +24,8 @@ from tidegate.outcome import Overloaded
 from tidegate.runtime.process import StartError
 from tidegate.types import Call, Datatype, InferRequest, Tensor
 from tidegate.workers.warming.measured_costs import MOST, MeasuredCosts
+
+PLAIN: Final[Manifest] = cast(Any, SimpleNamespace(digest_of=lambda variant: variant.sha256))  # without steps
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +85,7 @@ async def test_a_damaged_file_of_costs_is_as_good_as_none(content: bytes, tmp_pa
 
     variant = Variant("int8", "x.onnx", "onnx", "int8", ("edge",), "ab" * 32, 1)
     for _ in range(2):
-        points = await MeasuredCosts(file, settings="").remembered(measure, warm)(None, "", None, variant)  # type: ignore[arg-type]
+        points = await MeasuredCosts(file, settings="").remembered(measure, warm)(cast(Any, None), "", PLAIN, variant)
         assert points == ((1.0, 0.5),)
     assert calls == ["measured", "warmed"]
 
@@ -96,12 +99,12 @@ async def test_costs_are_bounded_and_a_full_disk_only_measures_again(tmp_path: P
     measured = MeasuredCosts(tmp_path / "costs.json", settings="").remembered(measure, warm)
     for number in range(MOST + 5):
         variant = Variant("int8", "x.onnx", "onnx", "int8", ("edge",), f"{number:064x}", 1)
-        await measured(None, "", None, variant)  # type: ignore[arg-type]
+        await measured(cast(Any, None), "", PLAIN, variant)
     assert len(msgspec.json.decode((tmp_path / "costs.json").read_bytes())) == MOST
 
     (tmp_path / "file").write_text("in the way")
     nowhere = MeasuredCosts(tmp_path / "file" / "costs.json", settings="").remembered(measure, warm)
-    assert await nowhere(None, "", None, variant) == ((1.0, 0.5),)  # type: ignore[arg-type]
+    assert await nowhere(cast(Any, None), "", PLAIN, variant) == ((1.0, 0.5),)
 
 
 async def test_workers_step_back_and_are_put_where_they_are_told(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cloud_pool.metrics import PoolMetrics
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
+from edge_agent.configuration.boot import boot_configuration
 from tests.cloud_pool.workers.test_health_controller import watched
 from tests.support.loop import on_virtual_time
 from tests.support.models.tiny_models import tiny_repository
@@ -48,8 +49,10 @@ async def test_every_metric_of_a_pool_stands_in_the_documentation() -> None:
 async def test_an_edge_says_on_a_port_of_its_own_what_it_serves(tmp_path: Path) -> None:
     models = tiny_repository(tmp_path / "models")
     keys = {"grpc_port": 0, "http_port": None, "metrics_port": 0, "model_repository": models, "models": ["double"]}
-    config = load(EdgeConfig, name="kiosk-1", state_dir=tmp_path / "state", warmup_budget_s=0.5, **keys)
-    async with EdgeApp(config) as app:
+    (tmp_path / "device.yaml").touch()
+    more = {"device_file": tmp_path / "device.yaml", "help": {}, "gateways": ["127.0.0.1:9"]}
+    config = load(EdgeConfig, name="kiosk-1", state_dir=tmp_path / "state", warmup_budget_s=0.5, **keys, **more)
+    async with EdgeApp(config, boot=boot_configuration(config)) as app:
         tensor = array_to_tensor("x", np.ones((2, 2), dtype=np.float32), Datatype.FP32)
         await app.host.infer(Call(InferRequest("double", (tensor,)), "oip-http", clock.now()))
         app.host.drain()

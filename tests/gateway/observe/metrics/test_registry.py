@@ -22,6 +22,7 @@ from gateway.core.fleet.link_health import RttTimeline, link_state
 from gateway.core.fleet.scaling import ReplicaScaler, ScalingSpec
 from gateway.core.history.recorder import AnswerRecord, RequestEvent, RequestRecord
 from gateway.core.request.hedge_by_chance import ChanceHedging
+from gateway.core.versions.configuration_drift import DriftWatch
 from gateway.core.versions.traffic_split import TrafficSplit, TrafficSplits
 from gateway.default_versions import DefaultVersions
 from gateway.delivery.trials import TrialFigures, Trials
@@ -30,6 +31,8 @@ from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.scaling import scaling_families
 from gateway.operate.agreement_report import agreement_families
 from gateway.operate.cache_report import cache_families
+from gateway.operate.configuration_report import configuration_families
+from gateway.operate.help_report import help_families
 from gateway.operate.trial_report import trial_families
 from gateway.serving.known_answers import KnownAnswers
 from gateway.serving.layer_splitting import split_families
@@ -166,6 +169,7 @@ def test_every_metric_of_a_gateway_stands_in_the_documentation_with_its_labels()
     counted.add(lambda: [condition_family(fleet), *scaling_families(busy_pool()), *trial_families(on_trial())])
     counted.add(lambda: [*agreement_families(watched_agreement()), *cache_families(known_answers())])
     counted.add(lambda: split_families({("minilm", "answered"): 1}))
+    counted.add(lambda: [*help_families({"edge/attic": 1}), *configuration_families(DriftWatch())])
     counted.began(call())
     counted.answered(call(), reply(), NOW + 0.07)
     counted.answered(call(), reply(left_s=-0.1, fallback=True), NOW + 0.07)
