@@ -13,6 +13,7 @@ from tidegate.oip.reply import (
     ATTESTED_KEY,
     BUDGET_LEFT_KEY,
     CUT_KEY,
+    HELPED_BY_KEY,
     REQUEST_ID_KEY,
     RESUMED_KEY,
     ROUTE_KEY,
@@ -46,6 +47,7 @@ class CallRecord:
     stages: Mapping[str, float] = field(default_factory=dict)
     resumed: str = ""
     split: str = ""  # where the first half of a cut model was computed
+    helped_by: str = ""  # of a device that was asked: the gateway that it had answer, and why
     cut: str = ""
     attested: str = ""
     request_id: str = ""
@@ -69,6 +71,7 @@ def call_record(words: Mapping[str, str]) -> CallRecord:
         stages=_stages(words.get(TIMING_KEY, "")),
         resumed=words.get(RESUMED_KEY, ""),
         split=words.get(SPLIT_KEY, ""),
+        helped_by=words.get(HELPED_BY_KEY, ""),
         cut=words.get(CUT_KEY, ""),
         attested=words.get(ATTESTED_KEY, ""),
         request_id=words.get(REQUEST_ID_KEY, ""),

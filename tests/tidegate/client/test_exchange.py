@@ -105,7 +105,8 @@ def test_what_happened_is_read_from_the_words_that_the_gateway_writes() -> None:
     words = reply_parameters(
         Reply(InferResponse("m", "2", ()), {"queue": 0.001, "link": 0.25}, route, budget_left_s=-0.5, request_id="3f-1")
     )
-    served = call_record({**words, "tidegate-version": "2"})
+    served = call_record({**words, "tidegate-version": "2", "tidegate-helped-by": "gateway/main; because=unfit"})
+    assert served.helped_by == "gateway/main; because=unfit"
     assert (served.by, served.reason, served.variant, served.attempts) == ("edge/attic", "hedge", "int8", 2)
     assert served.hedged
     assert not served.fallback
