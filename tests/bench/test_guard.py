@@ -57,4 +57,4 @@ def test_new_budgets_leave_slack_and_every_other_line_alone() -> None:
 
 
 def test_every_part_under_guard_has_a_budget_and_every_budget_a_part() -> None:
-    assert set(tomllib.loads(BUDGET.read_text())) == set(GUARDED)
+    assert set(tomllib.loads(BUDGET.read_text())) == {*GUARDED, "calls"}  # which calls.py holds

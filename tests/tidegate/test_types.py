@@ -8,7 +8,7 @@ from tidegate.caller import Grant, Identity
 from tidegate.generate.token_stream import TokenStream
 from tidegate.text_prompt import TextPrompt
 from tidegate.trace_context import Trace
-from tidegate.types import Call, Datatype, InferRequest, RequestedOutput, Tensor
+from tidegate.types import Call, Datatype, InferRequest, RequestedOutput, SplitNote, Tensor
 
 REQUEST = InferRequest(
     "minilm",
@@ -36,6 +36,7 @@ def test_a_call_that_is_due_differs_in_its_deadline_only() -> None:
     who = ("edge", 0.9, "acme", SOMEBODY)
     sink = TokenStream()
     calls = [lambda accepted: None, *who, True, True, trace, sink, lambda route: None, 0.5, 0.05, False, ("north",)]
+    calls.append(SplitNote("encoder", "head", "/body/Relu_3", "in time"))
     call = Call(REQUEST, "oip-grpc", 5.0, None, 2, "fp32", words, *calls)  # type: ignore[arg-type]
     assert call.due(9.0) == replace(call, deadline=9.0)
     defaults = Call(InferRequest("", ()), "", 0.0)
