@@ -54,5 +54,5 @@ def test_the_openai_sdk_demands_by_extra_headers(stack: Stack) -> None:
             model="minilm", input=SHORT, extra_headers={"tidegate-pin": "edge"}
         )
         assert answer.headers["tidegate-route"].startswith("pinned;")
-        with pytest.raises(openai.BadRequestError, match="one of edge, site, any"):
+        with pytest.raises(openai.BadRequestError, match="one of edge, edge-input, site, any"):
             client.embeddings.create(model="minilm", input=SHORT, extra_headers={"tidegate-pin": "home"})

@@ -39,8 +39,8 @@ def slow_workers_on_signal() -> None:
         nonlocal slow
         slow = not slow
 
-    async def infer(self: WorkerProcess, key: str, inputs: Arrays) -> ComputeResult:
-        computed = await whole(self, key, inputs)
+    async def infer(self: WorkerProcess, key: str, inputs: Arrays, *, budget_s: float | None = None) -> ComputeResult:
+        computed = await whole(self, key, inputs, budget_s=budget_s)
         began_at = clock.now()
         await sleep_while((TIMES_SLOWER - 1.0) * computed.compute_s, lambda: slow)
         return replace(computed, compute_s=computed.compute_s + clock.now() - began_at)

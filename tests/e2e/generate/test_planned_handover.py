@@ -18,12 +18,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
 
 async def test_openais_sdk_streams_over_a_handover_and_each_token_comes_once(tmp_path: Path) -> None:
-    models = await asyncio.to_thread(text_repository, tmp_path, step_ms=15.0)
+    models = await asyncio.to_thread(text_repository, tmp_path, step_ms=25.0)
     async with edge_pair(tmp_path, models, planned_handover=True) as one, sdk(one) as client:
         assert isinstance(one.gateway.dispatcher.handovers, ChanceHandovers)
         whole = await undisturbed(one)
         assert "from=" not in str(whole.model_extra), "where all places are alike an answer stays"
-        one.gateway.dispatcher.handovers = Script(at=20, keeps_s=20.0, gives_up_s=20.0)
+        one.gateway.dispatcher.handovers = Script(at=8, keeps_s=20.0, gives_up_s=20.0)
         stream = await client.chat.completions.create(
             model="talker",
             messages=HELLO,

@@ -61,9 +61,14 @@ def slow_down_on_signal() -> None:
     hot = turned_by(signal.SIGURG)
 
     async def infer(
-        self: Runner, variant: str, inputs: Mapping[str, NDArray[Any]], patience_s: float = inf
+        self: Runner,
+        variant: str,
+        inputs: Mapping[str, NDArray[Any]],
+        patience_s: float = inf,
+        *,
+        budget_s: float | None = None,
     ) -> ComputeResult:
-        computed = await whole(self, variant, inputs, patience_s)
+        computed = await whole(self, variant, inputs, patience_s, budget_s=budget_s)
         if hot():
             await clock.sleep((TIMES_SLOWER - 1.0) * computed.compute_s)
             computed = replace(computed, compute_s=TIMES_SLOWER * computed.compute_s)
