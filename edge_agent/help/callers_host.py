@@ -7,12 +7,12 @@ credential stays with its one request: it is in no log and in no repr.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from tidegate.models.manifest import Manifest
+from edge_agent.serving.host_around import HostAround
 from tidegate.oip.guard import PresentedCredentials
-from tidegate.oip.host import ModelHost, ModelStatistics
+from tidegate.oip.host import ModelHost
 from tidegate.types import Call, Reply
 
 InferFor = Callable[[Call, str], Awaitable[Reply]]  # the call, and the credential that its caller showed
@@ -42,34 +42,15 @@ class CallersGuard:
         return f"<CallersGuard of {self._host.server_name}>"
 
 
-class CallersHost:
+class CallersHost(HostAround[ModelHost]):
     """A `ModelHost` for one request, whose caller showed a credential."""
 
-    __slots__ = ("_credential", "_host", "_infer_for")
+    __slots__ = ("_credential", "_infer_for")
 
     def __init__(self, host: ModelHost, infer_for: InferFor, credential: str) -> None:
-        self._host = host
+        super().__init__(host)
         self._infer_for = infer_for
         self._credential = credential
-
-    @property
-    def server_name(self) -> str:
-        return self._host.server_name
-
-    def ready(self) -> bool:
-        return self._host.ready()
-
-    def manifests(self) -> Sequence[Manifest]:
-        return self._host.manifests()
-
-    def manifest(self, name: str, version: str = "") -> Manifest:
-        return self._host.manifest(name, version)
-
-    def model_ready(self, name: str, version: str = "") -> bool:
-        return self._host.model_ready(name, version)
-
-    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        return self._host.statistics(name, version)
 
     def infer(self, call: Call) -> Awaitable[Reply]:
         return self._infer_for(call, self._credential)

@@ -20,7 +20,7 @@ have come, a prompt in words (the wire has token ids), and what a gateway itself
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import inf
 from typing import Any, Final
 
@@ -31,10 +31,10 @@ from edge_agent.core.help.help_counts import NOT_ASKED, HelpReason
 from edge_agent.help.help_lines import HelpLines
 from edge_agent.help.noted_tokens import NotedTokens
 from edge_agent.serving.host import EdgeHost
+from edge_agent.serving.host_around import HostAround
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
-from tidegate.oip.host import ModelStatistics
 from tidegate.oip.sequence import sequence_of
 from tidegate.outcome import (
     CallerError,
@@ -55,8 +55,10 @@ LOST_AGAIN_S: Final = 1.0
 RESERVE_SHARE, LEAST_RESERVE_S, MOST_RESERVE_S = 0.02, 0.002, 0.02  # of the budget, to give an answer that is there
 
 
-class HelpingHost:
+class HelpingHost(HostAround[EdgeHost]):
     """A `ModelHost` over the device's own models, and over gateways that help.
+
+    It lists the device's own models: what a gateway has besides may be gone with the link.
 
     Args:
         may_use: whether requests to a model of this name may be sent.
@@ -72,22 +74,11 @@ class HelpingHost:
         may_use: Callable[[str], bool],
         unsure: bool,
     ) -> None:
-        self._host = host
+        super().__init__(host)
         self._lines = lines
         self._limits = limits
         self._may_use = may_use
         self._asks_unsure = unsure
-
-    @property
-    def server_name(self) -> str:
-        return self._host.server_name
-
-    def ready(self) -> bool:
-        return self._host.ready()
-
-    def manifests(self) -> Sequence[Manifest]:
-        """The device's own: what a gateway has besides may be gone with the link."""
-        return self._host.manifests()
 
     def manifest(self, name: str, version: str = "") -> Manifest:
         """The device's own, or that of a gateway which helps now. Raises ModelNotFound."""
@@ -98,12 +89,6 @@ class HelpingHost:
             if found is None:
                 raise
             return found
-
-    def model_ready(self, name: str, version: str = "") -> bool:
-        return self._host.model_ready(name, version)
-
-    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        return self._host.statistics(name, version)
 
     async def infer(self, call: Call, credential: str = "") -> Reply:
         """The answer, from here or through a gateway. Raises as `EdgeHost.infer`."""

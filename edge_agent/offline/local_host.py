@@ -23,7 +23,7 @@ so that a caller that fails over between device and gateway keeps its rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from msgspec.structs import replace
@@ -32,13 +32,13 @@ from edge_agent.help.helping_host import HelpingHost
 from edge_agent.offline.queue_db import StoredItem
 from edge_agent.offline.store import OfflineStore
 from edge_agent.serving.host import EdgeHost
+from edge_agent.serving.host_around import HostAround
 from tidegate import clock
 from tidegate.fleet.stored import MAX_BODY_BYTES, Kind
 from tidegate.models.confidence import ConfidenceMeasure
-from tidegate.models.manifest import Manifest, Unsure
+from tidegate.models.manifest import Unsure
 from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
 from tidegate.oip.grpc.codec import message_from_request, message_from_response
-from tidegate.oip.host import ModelStatistics
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.request_constraints import MIN_QUALITY_KEY, VARIANT_KEY
 from tidegate.oip.sequence import sequence_of
@@ -80,7 +80,7 @@ class OfflinePolicy(Protocol):
     def ttl_s(self, kind: Kind) -> float: ...
 
 
-class LocalHost:
+class LocalHost(HostAround[EdgeHost | HelpingHost]):
     """A `ModelHost` for local callers.
 
     Args:
@@ -99,29 +99,10 @@ class LocalHost:
     ) -> None:
         self._own = host
         self._helping = helping
-        self._host: EdgeHost | HelpingHost = helping or host
+        super().__init__(helping or host)
         self._keeper = keeper
         self._on_gateway = on_gateway
         self._judges: dict[tuple[str, str], ConfidenceMeasure | None] = {}
-
-    @property
-    def server_name(self) -> str:
-        return self._host.server_name
-
-    def ready(self) -> bool:
-        return self._host.ready()
-
-    def manifests(self) -> Sequence[Manifest]:
-        return self._host.manifests()
-
-    def manifest(self, name: str, version: str = "") -> Manifest:
-        return self._host.manifest(name, version)
-
-    def model_ready(self, name: str, version: str = "") -> bool:
-        return self._host.model_ready(name, version)
-
-    def statistics(self, name: str = "", version: str = "") -> Sequence[ModelStatistics]:
-        return self._host.statistics(name, version)
 
     async def infer(self, call: Call, credential: str = "") -> Reply:
         """The answer, or the outcome that the model's policy sets for an unsure one.

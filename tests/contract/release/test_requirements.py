@@ -103,7 +103,7 @@ def test_it_holds_what_the_extras_need_here_and_each_marker_can_be_asked(name: s
 
 def test_no_host_is_named_and_no_place_of_a_machine() -> None:
     for path in FOLDER.glob("*"):
-        assert not re.search(r"://|\.(com|org|io|net)\b|/home/|/work/", path.read_text(encoding="utf-8"))
+        assert not re.search(r"://|\.(com|org|io|net)\b|(?<![\w.])/\w", path.read_text(encoding="utf-8"))
 
 
 def package(name: str, version: str = "1.0", digest: str = "a", needs: tuple[str, ...] = ()) -> tuple[str, object]:
