@@ -49,7 +49,7 @@ LARGE: Final = Size("bert-large", 24, 1024, 16, 4096)
 
 
 class PlainEncoder(torch.nn.Module):
-    """Token ids and mask to unit vectors, as anybody would write it: transformers' BERT, and the mean over real tokens."""
+    """Ids and mask to unit vectors as anybody would write it: transformers' BERT, and the mean over real tokens."""
 
     def __init__(self, encoder: torch.nn.Module) -> None:
         super().__init__()
