@@ -8,12 +8,12 @@ from tests.bench import gpu
 from tests.bench.gateway_overhead import Timing
 from tests.bench.harness import Goal, Report, parser
 
-SECTIONS: Final = ("encoders", "served", "generating")
+SECTIONS: Final = {"encoders": "gpu_encoders", "served": "gpu_served", "generating": "gpu_generating"}
 
 
 def main() -> None:
     options = parser(gpu.__doc__ or "")
-    options.add_argument("--only", choices=SECTIONS, action="append", help="leave the others out; may be repeated")
+    options.add_argument("--only", choices=list(SECTIONS), action="append", help="leave the others out; may be repeated")
     options.add_argument("--repository", type=Path, help="one that holds smollm2; without it nothing is generated")
     chosen = options.parse_args()
     quick = chosen.quick
@@ -23,11 +23,11 @@ def main() -> None:
 
     if not torch.cuda.is_available():
         for section in chosen.only or SECTIONS:
-            print(Goal(f"gpu_{section}", None, 1.0, why="there is no CUDA device"))
+            print(Goal(SECTIONS[section], None, 1.0, why="there is no CUDA device"))
         return
     config |= {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
     for section in chosen.only or SECTIONS:
-        report = Report(f"gpu_{section}", dict(config))
+        report = Report(SECTIONS[section], dict(config))
         with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as scratch:
             if section == "encoders":
                 _encoders(report, Path(scratch), repeats)
