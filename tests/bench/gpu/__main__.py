@@ -13,7 +13,9 @@ SECTIONS: Final = {"encoders": "gpu_encoders", "served": "gpu_served", "generati
 
 def main() -> None:
     options = parser(gpu.__doc__ or "")
-    options.add_argument("--only", choices=list(SECTIONS), action="append", help="leave the others out; may be repeated")
+    options.add_argument(
+        "--only", choices=list(SECTIONS), action="append", help="leave the others out; may be repeated"
+    )
     options.add_argument("--repository", type=Path, help="one that holds smollm2; without it nothing is generated")
     chosen = options.parse_args()
     quick = chosen.quick

@@ -19,8 +19,9 @@ import numpy as np
 import uvloop
 
 from tests.bench.batching.targets import Oip, opened
-from tests.bench.gpu.networks import IDS, MASK, Arrays, draw_rows, padded
+from tests.bench.gpu.networks import Arrays, draw_rows, padded
 from tests.bench.load_generator import tell
+from tidegate.engines.encoder.torch_packed import IDS, MASK
 from tidegate.types import Datatype, InferRequest, Tensor
 
 BUDGET_S = 30.0

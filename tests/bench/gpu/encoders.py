@@ -26,9 +26,6 @@ import torch
 from numpy.typing import NDArray
 
 from tests.bench.gpu.networks import (
-    IDS,
-    LENGTHS,
-    MASK,
     MINILM,
     MOST_ROWS,
     OUTPUT,
@@ -42,7 +39,7 @@ from tests.bench.gpu.networks import (
 )
 from tests.bench.harness import Goal, Report, Spread, ratios, table
 from tidegate.engines.encoder.bert import PackedBert
-from tidegate.engines.encoder.torch_packed import TorchPackedEngine, load_packed
+from tidegate.engines.encoder.torch_packed import IDS, LENGTHS, MASK, TorchPackedEngine, load_packed
 from tidegate.engines.engine import load_engine
 
 DEVICE: Final = torch.device("cuda")
