@@ -183,8 +183,7 @@ class KnownAnswers:
         model, (answer, age_s) = call.request.model_name, last.known
         self.lent[model, error.code] += 1
         now = clock.now()
-        words = f"{error.message}; a last-known answer is {age_s:.1f} s old"
-        note = RequestEvent(now, "failed", 0, words=words)
+        note = RequestEvent(now, "lent", 0, seconds=age_s, words=f"{error.code}: {error.message}")
         reply = self._reply(call, answer, now, reason=LAST_KNOWN, notes=(note,))
         return replace(reply, last_known=f"age-s={age_s:.1f}; of={last.of}")
 

@@ -56,8 +56,8 @@ async def test_where_no_target_is_left_the_last_known_answer_is_given_and_says_s
         assert 'tidegate_cache_last_known_total{code="nothing_alive",model="echo"} 1.0' in metrics
         assert 'tidegate_route_total{reason="last-known",to="cache"} 1.0' in metrics
         shown = await printed_by(explain, [said["tidegate-request-id"], "--admin", gateway.addresses["admin"]])
-        assert "from cache (last-known)" in shown
-        assert "a last-known answer is" in shown
+        assert "from cache (last-known, degraded)" in shown
+        assert "old, since nothing else did: nothing_alive: no target offers echo" in shown
 
         for most in ("0", "0.0", "0.001"):
             refused = await ask(gateway, session, **{"tidegate-max-age-s": most})
