@@ -34,6 +34,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from edge_agent.core.help.neighbour_admission import MARGIN
+
 OPTIMISM: Final = 0.6  # as in `edge_queue.py`: faster than its prediction by more than this, an answer never is
 
 Place = Literal["here", "peer", "nowhere"]
@@ -83,10 +85,15 @@ def choose_place(need: HelpNeed, peers: Sequence[HelpingPeer], in_flight: int, l
     why = _why_never(need, in_flight, limits)
     if why:
         return HelpChoice(otherwise, why=why)
-    best = first_peer(able_peers(need.gateways_only, peers))
+    able = able_peers(need.gateways_only, peers)
+    # A neighbour would refuse what it cannot surely do in time, and a question is asked only once.
+    best = first_peer([one for one in able if not _would_refuse(one, need.left_s)]) or first_peer(able)
     if best is None:
         why = next((one.why_not for one in peers if one.why_not), need.gateways_only or "no gateway helps this device")
         return HelpChoice(otherwise, why=why)
+    if _would_refuse(best, need.left_s):
+        late = f"{best.name} takes only what it surely does within {MARGIN * need.left_s * 1e3:.0f} ms"
+        return HelpChoice(otherwise, why=late)
     # Where it can be done here as well, both bets are compared; else only proof that it is vain keeps it from trying.
     slack = OPTIMISM if otherwise == "nowhere" else 1.0
     if best.took_s is not None and slack * best.took_s >= need.left_s:
@@ -119,6 +126,10 @@ def ask_after_s(left_s: float, here_s: float, took_s: float | None) -> float:
     latest_s = left_s / 2 if took_s is None else left_s - 2.0 * took_s
     after_s = max(2.0 * here_s, latest_s, 0.0)
     return after_s if left_s - after_s > OPTIMISM * (took_s or 0.0) else inf
+
+
+def _would_refuse(peer: HelpingPeer, left_s: float) -> bool:
+    return peer.is_neighbour and (peer.took_s or 0.0) > MARGIN * left_s
 
 
 def _why_never(need: HelpNeed, in_flight: int, limits: HelpLimits) -> str:

@@ -72,6 +72,10 @@ class Device:
             found[labels.partition('outcome="')[2].partition('"')[0]] += int(float(value))
         return found
 
+    def work(self) -> int:
+        """Requests that wait or are computed."""
+        return sum(self.metrics(f"tidegate_edge_{name}").total() for name in ("queued", "in_flight"))
+
     def asked(self) -> int:
         """Requests that it asked others for, whatever came of them."""
         rows = self.metrics("tidegate_edge_help_requests_total")
@@ -116,6 +120,7 @@ def _mended(site: Site) -> Iterator[None]:
         if not device.part.alive:
             device.part.start()
             device.part.wait_ready()
+    eventually(lambda: not any(one.work() for one in site), 60.0, "nothing is left of the test before")
     _wait_until_they_ask(site)
 
 
@@ -243,6 +248,21 @@ def test_a_caller_who_leaves_frees_the_neighbours_queue(site: Site) -> None:
 
     eventually(lambda: site.two.metrics("tidegate_edge_queued").total() == 0, 30.0, "the queue is free")
     eventually(lambda: site.two.metrics("tidegate_edge_neighbour_in_flight").total() == 0, 30.0, "and its places")
+
+
+def test_an_own_caller_of_the_neighbour_goes_before_what_waits_for_others(site: Site) -> None:
+    with ThreadPoolExecutor(2) as callers:
+        waiting = [callers.submit(site.one.ask, "slow", 40_000.0) for _ in range(2)]
+        eventually(
+            lambda: site.two.metrics("tidegate_edge_queued").total() == 1, 30.0, "one is computed, and one waits"
+        )
+
+        own = site.two.ask("far", 40_000.0)
+
+        assert (own.status, own.headers["tidegate-served-by"]) == (200, "edge/kiosk-2")
+        assert "tidegate-helped-by" not in own.headers
+        assert not all(one.done() for one in waiting), "the one that waited before it comes after it"
+        assert [one.result().status for one in waiting] == [200, 200]
 
 
 def _body() -> bytes:

@@ -47,6 +47,8 @@ def peer(name: str, took_s: float | None, why_not: str = "", *, near: bool = Fal
         ([peer("gw", 0.2), peer("near", 0.1, "it told nothing", near=True)], "", "gw"),
         ([peer("gw", 0.2), peer("near", 0.1, near=True)], "only a gateway verifies evidence", "gw"),
         ([peer("near", 0.1, near=True)], "only a gateway verifies evidence", ""),
+        ([peer("near", 0.6, near=True), peer("gw", 0.9)], "", "gw"),  # the neighbour would not take it
+        ([peer("near", 0.6, near=True)], "", ""),
         ([peer("near", 1.5, near=True)], "", ""),  # its queue is too long: the queue here decides
     ],
 )
