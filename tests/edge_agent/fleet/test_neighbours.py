@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 from contextlib import AsyncExitStack
@@ -22,7 +21,6 @@ from tidegate.fleet.conditions import UNTOLD
 from tidegate.fleet.messages import Birth, encode
 from tidegate.fleet.topics import DeviceTopic, Topics
 from tidegate.mqtt.link import MqttLink
-from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.tools.broker.cli import CONF, copy_certificate, write
 from tidegate.tools.broker.mosquitto_config import MosquittoPlan
 from tidegate.types import LoadReport
@@ -97,9 +95,8 @@ async def test_what_a_neighbour_says_counts_for_its_own_name_only(tmp_path: Path
             neighbours=("kiosk-2",),
         )
         await stack.enter_async_context(sync)
-        liar = MqttLink(broker.url, client_id="liar", subscriptions=(), draw=random.random)
-        task = asyncio.create_task(liar.run())
-        stack.push_async_callback(cancel_and_wait, task)
+        liar = MqttLink(broker.url, client_id="liar", subscriptions=(), draw=random.random, on_activity=lambda: None)
+        await stack.enter_async_context(liar)
         await eventually(lambda: sync.connected and liar.connected)
         for payload in (birth("kiosk-3", "10.0.0.3:1"), b"[" * 10_000, birth("kiosk-2", "10.0.0.2:1")):
             liar.publish(topic, payload, qos=1)  # in this order, which one topic keeps
