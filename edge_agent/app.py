@@ -35,6 +35,7 @@ from edge_agent.core.name_dispute import NameDispute
 from edge_agent.core.reporting import AgentState
 from edge_agent.delivery.deployment import Deployment
 from edge_agent.delivery.documents import TrustedDocuments
+from edge_agent.device.accelerators import devices_here
 from edge_agent.device.memory import MemoryWatch
 from edge_agent.device.sensors import Sensors
 from edge_agent.device.worker_priority import worker_starter
@@ -92,6 +93,7 @@ from tidegate.serving.repository_control import RepositoryControl
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
 from tidegate.workers.sandbox_check import check_sandbox, sandbox_gaps, sandbox_parts
+from tidegate.workers.warming.device_trial import DeviceTrials
 from tidegate.workers.warming.measured_costs import MeasuredCosts
 from tidegate.workers.warmup import warm
 
@@ -162,6 +164,7 @@ class EdgeApp:
         self._token = OperatorToken()  # for changes of which models are served
         self._control = self._model_control()
         self._costs = _costs_of(config)
+        self._devices: tuple[str, ...] = ()  # beside the processor
         self._generated = GeneratedCounts()
         self._loop_lag = LoopLag()
         self.offline = OfflineService(
@@ -217,6 +220,7 @@ class EdgeApp:
         _check_advertised(config)
         _check_controlled(config)
         check_sandbox(config.sandbox)
+        self._devices = await devices_here(config.device)
         self._tls = tls_of(config.tls, lambda: CertificateIdentity("edge", config.name))
         check_encrypted(config.mqtt, self._tls)
         self._attester = attester_of(config.attestation, self._tls, self._measure)
@@ -639,10 +643,11 @@ class EdgeApp:
     def _runner(self, entry: CatalogueEntry, generation: int) -> Runner:
         config = self.config
         config.steps.check(entry.manifest)
+        start_worker = worker_starter(nice=config.nice, cgroup=config.cgroup, sandbox=config.sandbox)
         return Runner(
             entry.manifest,
             entry.loadables,
-            start_worker=worker_starter(nice=config.nice, cgroup=config.cgroup, sandbox=config.sandbox),
+            start_worker=start_worker,
             sandbox=sandbox_gaps(config.sandbox),
             measure=self._costs.measuring(config.warmup_budget_s / len(entry.loadables)),
             warm=warm,
@@ -654,6 +659,7 @@ class EdgeApp:
             generation=generation,
             sequences=EdgeSequences(self._generated, config.max_queue_size, config.generation_cache_bytes),
             step_limits=config.steps.limits,
+            trials=DeviceTrials(self._devices, start_worker) if self._devices else None,
         )
 
     def _changed(self, runner: Runner) -> None:
@@ -688,7 +694,8 @@ class EdgeApp:
 
 
 def _costs_of(config: EdgeConfig) -> MeasuredCosts:
-    path = config.state_dir / "costs.json" if config.remember_costs else None
+    # What a model costs depends on the device that its trial chooses, which is no part of the key.
+    path = config.state_dir / "costs.json" if config.remember_costs and config.device == "cpu" else None
     return MeasuredCosts(path, settings=f"threads={config.threads} nice={config.nice} paced_slow={config.paced_slow:g}")
 
 

@@ -14,6 +14,7 @@ from pydantic_settings import SettingsConfigDict
 from edge_agent.core.dial_policy import DialOut
 from edge_agent.core.help.neighbour_addresses import neighbours_by_mqtt
 from tidegate.config import ProcessConfig, Section, Shares
+from tidegate.engines.onnx_providers import device_problem
 from tidegate.fleet.topics import DEFAULT_FLEET, checked_name
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
@@ -57,6 +58,12 @@ def neighbour_address(text: str) -> str:
 def _host_name() -> str:
     """This device's host name, as far as a fleet's names may be spelled."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().split(".")[0]).strip("-._")[:64] or "edge"
+
+
+def _device(name: str) -> str:
+    if problem := device_problem(name):
+        raise ValueError(problem)
+    return name
 
 
 class StoreConfig(Section):
@@ -282,6 +289,12 @@ class EdgeConfig(ProcessConfig):
     threads: int = Field(
         1, ge=1, le=256, description="Threads of one computation: more is faster alone, and takes cores from the rest."
     )
+    device: Annotated[str, AfterValidator(_device)] = Field(
+        "cpu",
+        description="Where ONNX models compute: cpu; or a device by name, such as openvino:GPU, cuda:1, tensorrt or "
+        "qnn; or auto, which is whatever the installed ONNX Runtime has. Each is compared with the processor when a "
+        "model starts, and left out where it is slower or answers otherwise (docs/accelerators.md).",
+    )
     nice: int = Field(
         0,
         ge=0,
@@ -297,7 +310,7 @@ class EdgeConfig(ProcessConfig):
     remember_costs: bool = Field(
         True,
         description="Keep in state_dir/costs.json what models cost here, so that a restart need not measure them; they "
-        "are measured again where artefact, processor or threads are others.",
+        "are measured again where artefact, processor or threads are others, and always where `device` is not cpu.",
     )
     paced_slow: float = Field(
         1.0,

@@ -27,9 +27,12 @@ from edge_agent.configuration.record_file import ConfigurationFile
 from edge_agent.core import diagnosis
 from edge_agent.core.acl_check import AclCheck
 from edge_agent.core.diagnosis import DoctorFinding
+from edge_agent.device.accelerators import providers_here
 from edge_agent.fleet.dialling import configured_gateways
 from edge_agent.serving.catalogue import read_catalogue
 from tidegate import clock
+from tidegate.engines.errors import EngineError
+from tidegate.engines.onnx_providers import DEVICES, candidates
 from tidegate.fleet.messages import BadMessage, decode_gateway_state
 from tidegate.fleet.topics import Topics
 from tidegate.models.repository import Repository, RepositoryError
@@ -61,6 +64,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         await asyncio.to_thread(_disk, config.state_dir),
         *await asyncio.to_thread(_models, config),
         _processor(),
+        await _accelerator(config, agent),
         diagnosis.sandbox(config.sandbox, missing_here()),
         *_ports(config, (agent or {}).get("addresses")),
         certificate,
@@ -83,6 +87,27 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
             fleet=config.mqtt is not None,
         ),
     ]
+
+
+async def _accelerator(config: EdgeConfig, agent: dict[str, Any] | None) -> DoctorFinding:
+    found, problem = tuple[str, ...](), ""
+    try:
+        available = await providers_here()
+        found = candidates("auto", available)
+        candidates(config.device, available)
+    except EngineError as error:
+        problem = "" if config.device == "cpu" else str(error)
+    untried = [name for name in found if not DEVICES[name].tried]
+    return diagnosis.accelerator(config.device, found=found, problem=problem, untried=untried, told=_tried(agent))
+
+
+def _tried(agent: dict[str, Any] | None) -> list[str]:
+    """What the running agent says of the devices that it tried."""
+    told = []
+    for worker in (agent or {}).get("workers") or ():
+        for variant, one in (worker.get("devices") or {}).items():
+            told += [f"{worker.get('model')} {variant} on {line}" for line in one.get("tried") or ()]
+    return told
 
 
 def _settings(config: EdgeConfig) -> list[DoctorFinding]:

@@ -26,7 +26,7 @@ from tidegate.models.trusted_digests import TrustedDigests
 _IMPORTS: Final[Mapping[str, tuple[str, ...]]] = {
     "onnx": ("tidegate.engines.onnx",),
     "paced": ("tidegate.engines.paced",),
-    "torch-packed": ("tidegate.engines.torch_packed",),
+    "torch-packed": ("tidegate.engines.encoder.torch_packed",),
     "torchscript": ("tidegate.engines.torch",),
     "torch-export": ("tidegate.engines.torch", "torch.export.pt2_archive"),
 }
@@ -155,7 +155,7 @@ def _load(
         raise _tensorrt_refused(artefact, device)
     if engine == "torch-packed":
         with _runtime("PyTorch and safetensors", "cloud"):
-            from tidegate.engines.torch_packed import TorchPackedEngine
+            from tidegate.engines.encoder.torch_packed import TorchPackedEngine
 
         return TorchPackedEngine(artefact, outputs=outputs, threads=threads, device=device)
     if engine == "onnxruntime-genai" or engine == "transformers":
