@@ -388,7 +388,8 @@ def _workers(agent: dict[str, Any] | None) -> list[DoctorFinding]:
     found = []
     for one in told if isinstance(told, list) else []:
         try:
-            found.append(diagnosis.worker(**one))
+            # Of its devices `_accelerator` tells.
+            found.append(diagnosis.worker(**{key: value for key, value in one.items() if key != "devices"}))
         except TypeError:  # a newer agent's, with more to say
             found.append(DoctorFinding("worker", "ok", f"what the agent says of it is not understood: {one}"))
     return found
