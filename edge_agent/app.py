@@ -35,7 +35,6 @@ from edge_agent.core.name_dispute import NameDispute
 from edge_agent.core.reporting import AgentState
 from edge_agent.delivery.deployment import Deployment
 from edge_agent.delivery.documents import TrustedDocuments
-from edge_agent.device.accelerators import devices_here
 from edge_agent.device.memory import MemoryWatch
 from edge_agent.device.sensors import Sensors
 from edge_agent.device.worker_priority import worker_starter
@@ -95,6 +94,7 @@ from tidegate.tracing.served import ServedTraces
 from tidegate.workers.sandbox_check import check_sandbox, sandbox_gaps, sandbox_parts
 from tidegate.workers.warming.device_trial import DeviceTrials
 from tidegate.workers.warming.measured_costs import MeasuredCosts
+from tidegate.workers.warming.onnx_devices import devices_here
 from tidegate.workers.warmup import warm
 
 GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
@@ -220,7 +220,7 @@ class EdgeApp:
         _check_advertised(config)
         _check_controlled(config)
         check_sandbox(config.sandbox)
-        self._devices = await devices_here(config.device)
+        self._devices = await devices_here(config.device, "device")
         self._tls = tls_of(config.tls, lambda: CertificateIdentity("edge", config.name))
         check_encrypted(config.mqtt, self._tls)
         self._attester = attester_of(config.attestation, self._tls, self._measure)

@@ -14,7 +14,7 @@ from pydantic_settings import SettingsConfigDict
 from edge_agent.core.dial_policy import DialOut
 from edge_agent.core.help.neighbour_addresses import neighbours_by_mqtt
 from tidegate.config import ProcessConfig, Section, Shares
-from tidegate.engines.onnx_providers import device_problem
+from tidegate.engines.onnx_providers import known_device
 from tidegate.fleet.topics import DEFAULT_FLEET, checked_name
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
@@ -58,12 +58,6 @@ def neighbour_address(text: str) -> str:
 def _host_name() -> str:
     """This device's host name, as far as a fleet's names may be spelled."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname().split(".")[0]).strip("-._")[:64] or "edge"
-
-
-def _device(name: str) -> str:
-    if problem := device_problem(name):
-        raise ValueError(problem)
-    return name
 
 
 class StoreConfig(Section):
@@ -233,7 +227,7 @@ class EdgeConfig(ProcessConfig):
     allowed_engines: tuple[EngineName, ...] = Field(
         TRUSTED,
         description="Engines that may run here. A `torchscript` file is a program that can do what it likes: add it "
-        "for files whose makers you trust. `tensorrt` is known, and not run yet.",
+        "for files whose makers you trust. `tensorrt` is known, and refused.",
     )
     sandbox: SandboxMode = Field(
         "auto",
@@ -289,7 +283,7 @@ class EdgeConfig(ProcessConfig):
     threads: int = Field(
         1, ge=1, le=256, description="Threads of one computation: more is faster alone, and takes cores from the rest."
     )
-    device: Annotated[str, AfterValidator(_device)] = Field(
+    device: Annotated[str, AfterValidator(known_device)] = Field(
         "cpu",
         description="Where ONNX models compute: cpu; or a device by name, such as openvino:GPU, cuda:1, tensorrt or "
         "qnn; or auto, which is whatever the installed ONNX Runtime has. Each is compared with the processor when a "

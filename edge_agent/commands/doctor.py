@@ -27,7 +27,6 @@ from edge_agent.configuration.record_file import ConfigurationFile
 from edge_agent.core import diagnosis
 from edge_agent.core.acl_check import AclCheck
 from edge_agent.core.diagnosis import DoctorFinding
-from edge_agent.device.accelerators import providers_here
 from edge_agent.fleet.dialling import configured_gateways
 from edge_agent.serving.catalogue import read_catalogue
 from tidegate import clock
@@ -44,6 +43,7 @@ from tidegate.security.certificate_identity import CertificateIdentity, alternat
 from tidegate.security.tls import Tls, tls_of
 from tidegate.servers.address import format_address
 from tidegate.workers.sandbox import missing_here
+from tidegate.workers.warming.onnx_devices import providers_here
 
 PATIENCE_S: Final = 5.0
 _MOST_FLEETS: Final = 8
@@ -388,9 +388,8 @@ def _workers(agent: dict[str, Any] | None) -> list[DoctorFinding]:
     found = []
     for one in told if isinstance(told, list) else []:
         try:
-            # Of its devices `_accelerator` tells.
             found.append(diagnosis.worker(**{key: value for key, value in one.items() if key != "devices"}))
-        except TypeError:  # a newer agent's, with more to say
+        except (TypeError, AttributeError):  # a newer agent's, with more to say
             found.append(DoctorFinding("worker", "ok", f"what the agent says of it is not understood: {one}"))
     return found
 

@@ -79,12 +79,8 @@ def accelerator(
     if configured == "cpu":
         if not found:
             return DoctorFinding("device", "ok", "models compute on the processor")
-        return DoctorFinding(
-            "device",
-            "ok",
-            f"models compute on the processor; this ONNX Runtime has {', '.join(marked)} too",
-            "`device: auto` has it tried beside the processor, and used where it is faster",
-        )
+        words = f"models compute on the processor; `device: auto` would try {', '.join(marked)} too"
+        return DoctorFinding("device", "ok", words)
     if not found:
         return DoctorFinding("device", "ok", "this ONNX Runtime has the processor alone")
     if any(": left out" in line for line in told) and not any(": taken" in line for line in told):

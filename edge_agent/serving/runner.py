@@ -264,6 +264,7 @@ class Runner:
     def told(self, now: float) -> dict[str, Any]:
         """Its worker's part of `GET /v1/state`, which `edge_agent/core/diagnosis.py` judges."""
         lost = self.lost_workers
+        tried = {name: {"device": one.device, "tried": one.reasons} for name, one in self.devices.items()}
         return {
             "model": self.name,
             "state": self.state,
@@ -272,7 +273,7 @@ class Runner:
             "lost": lost.count,
             "lost_ago_s": round(now - lost.at, 1) if lost.count else 0.0,
             "reason": lost.reason,
-            "devices": {name: {"device": one.device, "tried": one.reasons} for name, one in self.devices.items()},
+            **({"devices": tried} if tried else {}),
         }
 
     def overdue_s(self, now: float) -> float:

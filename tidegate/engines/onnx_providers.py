@@ -112,16 +112,16 @@ DEVICES: Final[Mapping[str, OnnxDevice]] = {
 }  # fmt: skip
 
 
-def device_problem(device: str) -> str:
-    """Why this is no device that can be named; "" where it is one, whether this ONNX Runtime has it or not."""
+def known_device(device: str) -> str:
+    """`device` itself. Raises ValueError for what cannot be one, whether this ONNX Runtime has it or not."""
     name, colon, detail = device.partition(":")
     if name in ("cpu", "auto") and not colon:
-        return ""
+        return device
     if name not in DEVICES:
-        return f"{device!r} is no device: known are cpu, auto, {', '.join(DEVICES)}"
+        raise ValueError(f"{device!r} is no device: known are cpu, auto, {', '.join(DEVICES)}")
     if colon and not detail:
-        return f"{device!r} ends with a colon: {name} alone, or {name}: and {DEVICES[name].detail}"
-    return ""
+        raise ValueError(f"{device!r} ends with a colon: say {name} alone, or {name}: and {DEVICES[name].detail}")
+    return device
 
 
 def candidates(device: str, available: Collection[str]) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
-"""What this device computes with beside its processor, as far as the installed ONNX Runtime goes.
+"""What a machine computes ONNX models with beside its processor, as far as the installed ONNX Runtime goes.
 
-ONNX Runtime is asked in a process of its own: the agent never loads it, which keeps some 50 MB from its memory, and a
-driver that crashes at being looked for takes only that process with it. Where `device` is `cpu` nobody is asked.
+ONNX Runtime is asked in a process of its own: an agent or a pool's server never loads it, which keeps some 50 MB from
+their memory, and a driver that crashes at being looked for takes only that process with it. Where the device is `cpu`
+nobody is asked.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _WITHIN_S: Final = 60.0
 _MOST_BYTES: Final = 1 << 16
 
 
-async def devices_here(device: str) -> tuple[str, ...]:
-    """The devices to try for a value of the key `device`; none for `cpu`.
+async def devices_here(device: str, key: str) -> tuple[str, ...]:
+    """The devices to try for the value of a configuration's key; none for `cpu`.
 
     Raises:
         StartError: it is named, and this ONNX Runtime does not have it, or ONNX Runtime does not say what it has.
@@ -33,7 +34,7 @@ async def devices_here(device: str) -> tuple[str, ...]:
     try:
         return candidates(device, await providers_here())
     except EngineError as error:
-        raise StartError(f"key 'device': {error}") from error
+        raise StartError(f"key {key!r}: {error}") from error
 
 
 async def providers_here() -> tuple[str, ...]:
