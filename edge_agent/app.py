@@ -30,6 +30,7 @@ from edge_agent.configuration.service import ConfigurationService
 from edge_agent.core.device_conditions import Endurance
 from edge_agent.core.edge_queue import EdgeQueue
 from edge_agent.core.help.help_choice import HelpLimits
+from edge_agent.core.help.neighbour_addresses import neighbour_addresses, neighbours_by_mqtt
 from edge_agent.core.name_dispute import NameDispute
 from edge_agent.core.reporting import AgentState
 from edge_agent.delivery.deployment import Deployment
@@ -44,6 +45,8 @@ from edge_agent.fleet.sync import EdgeSync
 from edge_agent.help.callers_host import CallersGuard
 from edge_agent.help.help_lines import HelpLines
 from edge_agent.help.helping_host import HelpingHost
+from edge_agent.help.neighbour_host import NeighbourAnswers
+from edge_agent.help.neighbour_service import NeighbourService
 from edge_agent.offline.local_host import LocalHost
 from edge_agent.offline.routes import device_routes
 from edge_agent.offline.service import OfflineService
@@ -61,6 +64,7 @@ from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.frames import Greeting
 from tidegate.link.service import LinkService
+from tidegate.link.streams import NEIGHBOUR_SERVICE
 from tidegate.link.streams import SERVICE as LINK_SERVICE
 from tidegate.metrics.generated import GeneratedCounts
 from tidegate.metrics.loop_lag import LoopLag
@@ -96,7 +100,11 @@ from tidegate.workers.warmup import warm
 GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
 LOCAL: Final[frozenset[Role]] = frozenset({"gateway", "client"})  # roles that may send a device requests
 # `tidegate health` shows the device's own certificate, and learns with it whether the device is ready, and no more.
-_NARROWED: Final[dict[str, frozenset[Role]]] = {LINK_SERVICE: GATEWAYS, HEALTH_SERVICE: LOCAL | {"edge"}}
+_NARROWED: Final[dict[str, frozenset[Role]]] = {
+    LINK_SERVICE: GATEWAYS,
+    HEALTH_SERVICE: LOCAL | {"edge"},
+    NEIGHBOUR_SERVICE: frozenset({"edge"}),
+}
 CLOSE_GRACE_S = 0.2  # what calls that are left get when a server closes, after the drain
 SAVE_AGAIN_S: Final = 10.0  # between attempts to write the epoch, while the disk takes nothing
 WILDCARDS = ("", "0.0.0.0", "::")
@@ -143,7 +151,8 @@ class EdgeApp:
         self._dispute = NameDispute(draw)  # about this device's name, over MQTT as on streams that it dials
         self._host: EdgeHost | None = None
         self._local: LocalHost | None = None
-        self._lines: HelpLines | None = None  # to gateways that help
+        self._lines: HelpLines | None = None  # to gateways and neighbours that help
+        self._neighbours: NeighbourService | None = None  # that this device answers
         self._dialling: GatewayDialler | None = None
         self._sensors: Sensors | None = None
         self._memory = MemoryWatch(lambda: self.deployment.serving.runners, draw, busy=lambda: self.host.busy)
@@ -315,7 +324,7 @@ class EdgeApp:
 
     @property
     def help(self) -> HelpLines | None:
-        """The gateways that it may ask for help; None where it asks none."""
+        """The gateways and neighbours that it may ask for help; None where it asks none."""
         return self._lines
 
     @property
@@ -325,7 +334,7 @@ class EdgeApp:
         return self._local
 
     def _help_lines(self) -> HelpLines | None:
-        """The gateways that this device may ask for help; None where it asks none."""
+        """The gateways and neighbours that this device may ask for help; None where it asks none."""
         if self.config.help is None:
             return None
         name = self.host.server_name
@@ -334,12 +343,23 @@ class EdgeApp:
             lambda: Greeting(
                 name, self._epoch.current, __version__, boot=self._boot, uptime_s=clock.now() - self._began_at
             ),
-            gateways=lambda: self._dialling.gateways() if self._dialling is not None else {},
+            gateways=self._gateways_that_help,
+            neighbours=self._neighbours_that_help,
             dialler_of=self._dialler_of,
             key=read_key(self.config.dial_key_file),
             draw=self._draw,
             max_message_bytes=self.config.max_message_bytes,
         )
+
+    def _gateways_that_help(self) -> Mapping[str, str]:
+        if self._dialling is None or self.config.dial_out == "never":
+            return {}
+        return self._dialling.gateways()
+
+    def _neighbours_that_help(self) -> Mapping[str, str]:
+        """Address → "edge/NAME"."""
+        section, published = self.config.help, {} if self._sync is None else self._sync.neighbours
+        return {} if section is None else neighbour_addresses(section.neighbours, published, self.config.name)
 
     def _dialler_of(self, address: str, named: str) -> Dialler | None:
         return None if self._dialling is None else self._dialling.dialler(address, named)
@@ -384,6 +404,7 @@ class EdgeApp:
             "loop_stalled": self._loop_lag.cost.evidence,
             "configuration": None if self._configuration is None else to_builtins(self._configuration.report),
             **({} if self._lines is None else {"help": self._lines.told(now)}),
+            **({} if self._neighbours is None else {"answers_neighbours": self._neighbours.askers}),
             **await self.offline.state(),
         }
 
@@ -408,6 +429,7 @@ class EdgeApp:
                 self._loop_lag,
                 self._configuration_families,
                 None if self._lines is None else self._lines.counts,
+                None if self._neighbours is None else self._neighbours.answers.counts,
             )
 
     def _configuration_families(self) -> Iterable[Any]:
@@ -440,6 +462,21 @@ class EdgeApp:
             boot=self._boot,
             uptime_s=lambda: clock.now() - self._began_at,
         ).add_to(server)
+        if (section := self.config.answer_neighbours) is not None:
+            self._neighbours = NeighbourService(
+                host,
+                NeighbourAnswers(
+                    section.may_use,
+                    max_in_flight=section.max_in_flight,
+                    most_queued=lambda: self.config.max_queue_size,
+                ),
+                may_ask=section.may_ask,
+                encrypted=self._tls is not None,
+                epoch=lambda: self._epoch.current,
+                max_message_bytes=limit,
+                limits=content,
+            )
+            self._neighbours.add_to(server)
 
     def _fleet_sync(self) -> EdgeSync | None:
         config = self.config
@@ -461,6 +498,7 @@ class EdgeApp:
                 boot=self._boot,
                 started_at=self._began_at,
                 dispute=self._dispute,
+                neighbours=() if config.help is None else neighbours_by_mqtt(config.help.neighbours, config.name),
             )
         except ValueError as error:
             raise StartError(f"key 'mqtt': {error}") from error
@@ -643,7 +681,8 @@ class EdgeApp:
         self.host.drain()
         try:
             async with asyncio.timeout(self.config.drain_s):
-                await asyncio.gather(self._link.drain("shutdown"), self.host.drained())
+                near = () if self._neighbours is None else (self._neighbours.links.drain("shutdown"),)
+                await asyncio.gather(self._link.drain("shutdown"), *near, self.host.drained())
         except TimeoutError:
             log.warning("requests were still under way at shutdown", queued=self.host.load_report().queued)
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from edge_agent.core.dial_policy import DialOut
+from edge_agent.core.help.neighbour_addresses import neighbours_by_mqtt
 from tidegate.config import ProcessConfig, Section, Shares
 from tidegate.engines.onnx_providers import known_device
 from tidegate.fleet.topics import DEFAULT_FLEET, checked_name
@@ -42,6 +43,15 @@ def gateway_address(text: str) -> str:
     """`text` itself. Raises ValueError for what is no [NAME@]HOST:PORT."""
     if not is_gateway_address(text.rpartition("@")[2]) or text.startswith("@"):
         raise ValueError(f"{text!r} is no HOST:PORT or NAME@HOST:PORT")
+    return text
+
+
+def neighbour_address(text: str) -> str:
+    """`text` itself. Raises ValueError for what is no NAME[@HOST:PORT]."""
+    name, at, address = text.partition("@")
+    checked_name(name, "a neighbour's name")
+    if at and not is_gateway_address(address):
+        raise ValueError(f"{text!r} is no NAME or NAME@HOST:PORT")
     return text
 
 
@@ -88,9 +98,42 @@ class HelpConfig(Section):
     unsure: bool = Field(
         True, description="Whether a gateway is asked where the model here is not sure of its answer, too."
     )
+    neighbours: tuple[Annotated[str, AfterValidator(neighbour_address)], ...] = Field(
+        (),
+        max_length=16,
+        description="Other devices of this site that may be asked beside gateways, each as NAME, whose address comes "
+        "over `mqtt`, or NAME@HOST:PORT of its gRPC port; over TLS the name is demanded. This device's own name is "
+        "passed over. Each must allow it by its own `answer_neighbours`.",
+    )
 
     def may_use(self, model: str) -> bool:
         """Whether requests to the model of this name may leave the device."""
+        return any(fnmatchcase(model, one) for one in self.models)
+
+
+class AnswerNeighboursConfig(Section):
+    """What this device answers for other devices of its site (`docs/asking-for-help.md`)."""
+
+    devices: tuple[str, ...] = Field(
+        min_length=1, max_length=256, description="Globs of the devices that are answered, by their names."
+    )
+    models: tuple[str, ...] = Field(
+        ("*",), min_length=1, max_length=256, description="Globs of the models for which they are answered."
+    )
+    max_in_flight: int = Field(
+        2,
+        ge=1,
+        le=256,
+        description="Requests of all neighbours together that wait or are computed here. More helps more, and a slot "
+        "that is at one holds up an own caller until it is done.",
+    )
+
+    def may_ask(self, device: str) -> bool:
+        """Whether the device of this name is answered."""
+        return any(fnmatchcase(device, one) for one in self.devices)
+
+    def may_use(self, model: str) -> bool:
+        """Whether neighbours are answered for the model of this name."""
         return any(fnmatchcase(model, one) for one in self.models)
 
 
@@ -160,6 +203,11 @@ class EdgeConfig(ProcessConfig):
         None,
         description="Have gateways answer what this device cannot answer well for its local callers; a gateway needs "
         "`help` too. Pinned requests stay. None: such requests are refused, or kept (`store`).",
+    )
+    answer_neighbours: AnswerNeighboursConfig | None = Field(
+        None,
+        description="Answer other devices of this site that have this one in their `help.neighbours`, behind this "
+        "device's own callers. None: nobody's requests but a gateway's and local callers'.",
     )
     model_repository: Path = Field(Path("models"), description="Folder with a folder per model and version.")
     model_control: ControlMode = Field(
@@ -354,8 +402,18 @@ class EdgeConfig(ProcessConfig):
     def _help_needs_a_gateway_to_dial(self) -> Self:
         if self.help is None:
             return self
+        if self.mqtt is None and (unknown := neighbours_by_mqtt(self.help.neighbours, self.name)):
+            raise ValueError(
+                f"help.neighbours: the address of {unknown[0]!r} is told over `mqtt`, which is not set: set it, or say "
+                f"{unknown[0]}@HOST:PORT"
+            )
+        if self.help.neighbours:
+            return self
         if self.dial_out == "never":
             raise ValueError("help dials a gateway's link_port, and dial_out: never forbids it: leave one of them out")
         if self.mqtt is None and not self.gateways:
-            raise ValueError("help needs a gateway to ask: set `gateways`, or `mqtt`, over which gateways tell theirs")
+            raise ValueError(
+                "help needs a gateway to ask: set `gateways`, or `mqtt`, over which gateways tell theirs; or a "
+                "neighbour (`help.neighbours`)"
+            )
         return self

@@ -333,5 +333,6 @@ class Reply(msgspec.Struct, frozen=True):
     first_token_s: float | None = None  # of an answer that came in parts: from the request's arrival to the first
     cut: str = ""  # why an answer ends before its time, where that was decided here
     fallback_model: str = ""  # the model that answered instead of the one that was asked for
+    last_known: str = ""  # of an old answer that is given since nothing else is to be had: how old, and to what
     sequence_home: str = ""  # of a step: a token of the target that has its state, for other gateways
     helped_by: str = ""  # of a device's answer: the gateway that it asked for it, and why

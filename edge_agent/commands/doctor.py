@@ -73,7 +73,12 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         *await asyncio.to_thread(_settings, config),
         *diagnosis.event_loop(str((agent or {}).get("loop_stalled") or "")),
         *broker,
-        diagnosis.asking_for_help(configured=config.help is not None, reached=reached, told=_helpers(agent)),
+        diagnosis.asking_for_help(
+            configured=config.help is not None,
+            reached=reached,
+            told=_helpers(agent),
+            neighbours=[one for one in config.help.neighbours if one != config.name] if config.help else (),
+        ),
         diagnosis.gateways(
             reached,
             dial_out=config.dial_out,

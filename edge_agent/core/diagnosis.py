@@ -333,14 +333,19 @@ def gateways(
 
 
 def asking_for_help(
-    *, configured: bool, reached: Mapping[str, str], told: Sequence[Mapping[str, object]] | None
+    *,
+    configured: bool,
+    reached: Mapping[str, str],
+    told: Sequence[Mapping[str, object]] | None,
+    neighbours: Sequence[str] = (),
 ) -> DoctorFinding:
-    """Judge whether this device can ask gateways for help with requests of its local callers.
+    """Judge whether this device can ask others for help with requests of its local callers.
 
     Args:
         configured: whether it has the section `help`.
         reached: as in `gateways`.
-        told: what the running agent says of each gateway; None: none runs, or it says nothing.
+        told: what the running agent says of each gateway and neighbour; None: none runs, or it says nothing.
+        neighbours: those that are configured.
     """
     if not configured:
         return DoctorFinding("help", "ok", "off: what does not fit this device is refused (key `help`)")
@@ -350,11 +355,31 @@ def asking_for_help(
         if good:
             words = f"{', '.join(good)} can be dialled; whether it helps this device the running agent says"
             return DoctorFinding("help", "ok", words)
+        if neighbours:
+            words = f"neighbours: {', '.join(neighbours)}; whether they help this device the running agent says"
+            return DoctorFinding("help", "ok", words)
         words = "no gateway's link port can be dialled"
         return DoctorFinding("help", "warning", words, f"see `gateways` below, and {page}")
-    able = sorted(str(one.get("gateway")) for one in told if one.get("helps"))
+    able = sorted(_peer_in_words(one) for one in told if one.get("helps"))
+    silent = sorted(f"{_peer_name(one)}: {one.get('why_not')}" for one in told if not one.get("helps"))
+    heard = {_peer_name(one).removeprefix("edge/") for one in told}
+    silent += [f"edge/{one}: no address of it is known" for one in neighbours if "@" not in one and one not in heard]
     if able:
-        return DoctorFinding("help", "ok", f"can be asked now: {', '.join(able)}")
-    why = "; ".join(sorted(f"{one.get('gateway')}: {one.get('why_not')}" for one in told)) or "no gateway is known"
+        words = f"can be asked now: {', '.join(able)}" + (f"; not {'; not '.join(silent)}" if silent else "")
+        return DoctorFinding("help", "ok", words)
     advice = f"give the gateway `link_port` and a section `help` with an entry for this device: {page}"
-    return DoctorFinding("help", "warning", f"no gateway can be asked: {why}", advice)
+    if neighbours:
+        advice = f"give each neighbour a section `answer_neighbours` with an entry for this device: {page}"
+    return DoctorFinding(
+        "help", "warning", f"nobody can be asked: {'; '.join(silent) or 'no gateway is known'}", advice
+    )
+
+
+def _peer_name(told: Mapping[str, object]) -> str:
+    return str(told.get("gateway") or told.get("neighbour"))
+
+
+def _peer_in_words(told: Mapping[str, object]) -> str:
+    first = told.get("asked_first_for")
+    models = [str(one) for one in first] if isinstance(first, list) else []
+    return f"{_peer_name(told)} (first for {', '.join(models)})" if models else _peer_name(told)

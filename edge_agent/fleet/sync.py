@@ -27,10 +27,18 @@ from edge_agent.core.name_dispute import NameDispute
 from edge_agent.core.reporting import AgentState, Farewell, Publication, Reporting
 from edge_agent.fleet.epoch import EpochStore
 from tidegate import clock
-from tidegate.fleet.messages import BadMessage, Command, GatewayState, decode_command, decode_gateway_state
+from tidegate.fleet.messages import (
+    BadMessage,
+    Birth,
+    Command,
+    GatewayState,
+    decode_command,
+    decode_gateway_state,
+    decode_up,
+)
 from tidegate.fleet.name_conflict import NAME_TAKEN
 from tidegate.fleet.stored import Receipt, decode_receipt
-from tidegate.fleet.topics import StoredTopic, Topics, checked_name
+from tidegate.fleet.topics import DeviceTopic, StoredTopic, Topics, checked_name
 from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttDisconnected, MqttLink, MqttMessage, PublishAck, Will
 from tidegate.mqtt.loop import MqttLoop
 
@@ -83,6 +91,7 @@ class EdgeSync:
         on_desired: called with each document, by its scope; None: documents are not subscribed to.
         boot: identifies this start of the agent, which began at `started_at`; "": it begins now.
         dispute: what gateways have said about another agent of this name.
+        neighbours: the devices of which the addresses are wanted; the broker must let this one read their births.
     """
 
     def __init__(
@@ -104,7 +113,10 @@ class EdgeSync:
         boot: str = "",
         started_at: float | None = None,
         dispute: NameDispute | None = None,
+        neighbours: tuple[str, ...] = (),
     ) -> None:
+        self.neighbours: dict[str, tuple[str, ...]] = {}  # where each has said that it is reached, HOST:PORT
+        self._neighbours = neighbours
         self.dispute = NameDispute(draw) if dispute is None else dispute
         self._ear = ear
         self._on_desired = on_desired
@@ -128,7 +140,7 @@ class EdgeSync:
             lambda on_activity: MqttLink(
                 url,
                 client_id=device,
-                subscriptions=(*self._topics.for_device(device), *documents),
+                subscriptions=(*self._topics.for_device(device), *documents, *self._topics.of_neighbours(neighbours)),
                 draw=draw,
                 on_activity=on_activity,
                 before_connect=self._begin_epoch,
@@ -237,6 +249,8 @@ class EdgeSync:
                 self._on_desired(scope, message.payload)
             elif gateway := self._topics.parse_gateway(message.topic):
                 self._note_gateway(gateway, decode_gateway_state(message.payload), retained=message.retained)
+            elif neighbour := self._topics.parse_up(message.topic):
+                self._note_neighbour(*neighbour, message.payload)
         except BadMessage as error:
             log.info("ignored a message", topic=message.topic, reason=str(error))
 
@@ -265,6 +279,11 @@ class EdgeSync:
             self.gateways[name] = state
             if self._ear is not None:
                 self._ear.heard(state, retained=retained)
+
+    def _note_neighbour(self, name: str, kind: DeviceTopic, payload: bytes) -> None:
+        birth = decode_up(kind, payload) if name in self._neighbours and kind is DeviceTopic.BIRTH else None
+        if isinstance(birth, Birth) and birth.device == name:  # the broker's ACL vouches only for the name in the topic
+            self.neighbours[name] = birth.urls
 
     def _publish(self, publications: list[Publication]) -> bool:
         """Send in order; whether there was anything to send and the session took all of it."""

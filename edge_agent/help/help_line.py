@@ -1,11 +1,13 @@
-"""A help line is the stream by which this device asks one gateway for help, dialled and kept up by one task.
+"""A help line is the stream by which this device asks one peer for help, dialled and kept up by one task.
+
+The peer is a gateway, or a neighbour: another device, at a service of its own (`neighbour_service.py`).
 
 The frames, budgets, cancellation, chunks and heartbeats are those of any link stream (`tidegate/link/client.py`); here
 the device is the side that asks. It is a stream of its own beside the one on which the device answers, so that either
 of them may end without the other. While it is down nothing is asked by it: a request is refused, or kept, at once.
 
-A line that was lost is dialled again as soon as the gateway takes connections; a gateway that refuses (it helps nobody,
-or not this device) is dialled again after at most REFUSED_CAP_S. With each stream, and every MODELS_EVERY_S after that,
+A line that was lost is dialled again as soon as the peer takes connections; a peer that refuses (it helps nobody, or
+not this device) is dialled again after at most REFUSED_CAP_S. With each stream, and every MODELS_EVERY_S after that,
 the device asks with which models it may be helped.
 """
 
@@ -20,8 +22,9 @@ import msgspec
 import structlog
 
 from edge_agent.core.help.help_breaker import HelpBreaker
-from edge_agent.core.help.help_choice import HelpingGateway
+from edge_agent.core.help.help_choice import HelpingPeer
 from edge_agent.core.help.help_times import HelpTimes
+from edge_agent.core.help.neighbour_view import NeighbourView
 from edge_agent.fleet.reachability import wait_until_open
 from tidegate import clock
 from tidegate.fleet.offers import ModelOffer
@@ -29,7 +32,15 @@ from tidegate.link.client import LinkClient
 from tidegate.link.frames import Greeting
 from tidegate.link.origin import printable
 from tidegate.link.session import KeepaliveTiming, first_of
-from tidegate.link.streams import ASKER_KEY, DIAL_OPTIONS, HELP_PATH, MODELS_PATH, DialledStream
+from tidegate.link.streams import (
+    ASKER_KEY,
+    DIAL_OPTIONS,
+    HELP_METHOD,
+    MODELS_METHOD,
+    NEIGHBOUR_SERVICE,
+    SERVICE,
+    DialledStream,
+)
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import version_key
 from tidegate.runtime.backoff import Backoff
@@ -50,12 +61,13 @@ log = structlog.get_logger(__name__)
 
 
 class HelpLine:
-    """One gateway that may be asked, from the first dial until `close`.
+    """One peer that may be asked, from the first dial until `close`.
 
     Args:
-        address: HOST:PORT of its `link_port`.
+        address: HOST:PORT of a gateway's `link_port`, or of a neighbour's gRPC port.
         greeting: what this device says of itself, made anew for each stream.
         key: API key for gateways that require one; "": none.
+        neighbour: "edge/NAME" of the neighbour that is there; "": it is a gateway.
     """
 
     def __init__(
@@ -68,10 +80,13 @@ class HelpLine:
         key: str,
         max_message_bytes: int,
         heartbeat: KeepaliveTiming = KeepaliveTiming(),  # noqa: B008 - frozen
+        neighbour: str = "",
     ) -> None:
+        self.neighbour = NeighbourView(neighbour) if neighbour else None
+        self._service = NEIGHBOUR_SERVICE if neighbour else SERVICE
         self.breaker = HelpBreaker()
         self.times = HelpTimes()
-        self.name = ""  # "gateway/NAME", once it has answered
+        self.name = neighbour  # of a gateway "gateway/NAME", once it has answered
         self._address = address
         self._dialler = dialler
         self._greeting = greeting
@@ -98,22 +113,43 @@ class HelpLine:
         """What it is called in logs and choices: its address until its name is known."""
         return self.name or self._address
 
-    def seen(self, model: str, now: float) -> HelpingGateway:
+    def seen(self, model: str, now: float) -> HelpingPeer:
         """What is known of it for a request to this model."""
-        why_not = self.breaker.why_not(now) if self.client is not None else self._why_not
-        return HelpingGateway(
-            self._address, self.times.took_s(model, now), f"{self.label}: {why_not}" if why_not else ""
-        )
+        why_not, took_s = self._why_not_now(model, now), self.times.took_s(model, now)
+        if self.neighbour is not None:
+            took_s = self.neighbour.took_s(took_s)
+        told = f"{self.label}: {why_not}" if why_not else ""
+        return HelpingPeer(self._address, took_s, told, is_neighbour=self.neighbour is not None)
+
+    def answered(self, model: str, took_s: float, queue_s: float, now: float) -> None:
+        """An answer came. Args: queue_s: which it waited there."""
+        self.breaker.answered(now)
+        # A neighbour's wait is known when it is asked, so that it is no part of what is learned.
+        self.times.answered(model, took_s if self.neighbour is None else max(0.0, took_s - queue_s))
 
     def manifest(self, name: str, version: str = "") -> Manifest | None:
         """The manifest of a model with which it helps now, in this or its highest version."""
         versions = self._manifests.get(name, ()) if self.client is not None else ()
         return next((one for one in versions if version in ("", one.version)), None)
 
+    @property
+    def models(self) -> frozenset[str]:
+        """With which it says that it helps, while it can be asked."""
+        return frozenset(self._manifests) if self.client is not None else frozenset()
+
     def told(self, now: float) -> dict[str, object]:
         """Its state, for people: whether it can be asked, and if not why."""
-        why_not = self.breaker.why_not(now) if self.client is not None else self._why_not
-        return {"gateway": self.label, "address": self._address, "helps": not why_not, "why_not": why_not}
+        why_not = self._why_not_now("", now)
+        told = {"address": self._address, "helps": not why_not, "why_not": why_not}
+        if self.neighbour is None:
+            return {"gateway": self.label, **told}
+        return {"neighbour": self.label, **told, **self.neighbour.told(now)}
+
+    def _why_not_now(self, model: str, now: float) -> str:
+        """Why it cannot be asked; "" where it can. Args: model: "" is any."""
+        if self.client is None:
+            return self._why_not
+        return self.breaker.why_not(now) or ("" if self.neighbour is None else self.neighbour.why_not(model, now))
 
     async def close(self) -> None:
         await cancel_and_wait(self._task)
@@ -138,7 +174,7 @@ class HelpLine:
         channel = self._dialler.open(f"dns:///{self._address}", DIAL_OPTIONS)
         greeting = self._greeting()
         metadata = (*self._metadata, (ASKER_KEY, greeting.name))
-        stream = DialledStream(channel, metadata, HELP_PATH)
+        stream = DialledStream(channel, metadata, f"/{self._service}/{HELP_METHOD}")
         client = self._client = LinkClient(
             stream, greeting, self, heartbeat=self._heartbeat, max_message_bytes=self._max_message_bytes
         )
@@ -155,40 +191,48 @@ class HelpLine:
             self._manifests = {}
             stream.close()
             await channel.close(None)
-        self._why_not = _in_words(explain_dial_error(reason))
+        self._why_not = _in_words(explain_dial_error(reason), is_neighbour=self.neighbour is not None)
         return reason, self._greeted.is_set()
 
     async def _follow_models(self, channel: grpc.aio.Channel, metadata: tuple[tuple[str, str], ...]) -> str:
         """Ask again and again with which models this gateway helps; never ends."""
-        ask = channel.unary_unary(MODELS_PATH, None, None)
+        ask = channel.unary_unary(f"/{self._service}/{MODELS_METHOD}", None, None)
         await self._greeted.wait()
         while True:
             try:
                 self._manifests = _by_name(await ask(b"", metadata=metadata, timeout=MODELS_WITHIN_S))
             except (grpc.aio.AioRpcError, msgspec.MsgspecError, RecursionError) as error:
                 words = error.code().name if isinstance(error, grpc.aio.AioRpcError) else str(error)
-                log.warning("a gateway does not tell its models", gateway=self.label, reason=words)
+                log.warning("a peer does not tell its models", peer=self.label, reason=words)
             await clock.sleep(MODELS_EVERY_S)
 
     def _tell(self, reason: str, greeted: bool) -> None:
         """Log each reason once until a stream has stood."""
         words = explain_dial_error(reason)[:_TOLD_MOST]
         if greeted or words != self._told:
-            log.info("a stream for help ended", address=self._address, gateway=self.name or "no answer", ended=words)
+            log.info("a stream for help ended", address=self._address, peer=self.name or "no answer", ended=words)
         self._told = "" if greeted else words
 
     # Listener
 
     def greeted(self, greeting: Greeting) -> None:
-        self.name = printable(greeting.name)  # it ends up in headers
+        if self.neighbour is None:
+            self.name = printable(greeting.name)  # it ends up in headers
+            log.info("a gateway can be asked for help", gateway=self.name, address=self._address)
+        else:
+            self.neighbour.greeted(printable(greeting.name), greeting.offers)
+            log.info("a neighbour can be asked for help", neighbour=self.name, address=self._address)
         self._greeted.set()
-        log.info("a gateway can be asked for help", gateway=self.name, address=self._address)
 
     def loaded(self, load: LoadReport, offers: tuple[ModelOffer, ...] | None) -> None:
         """A gateway's load is no queue that a request waits in: its answers show how long it takes."""
+        if self.neighbour is not None:
+            self.neighbour.loaded(load, offers, clock.now())
 
     def measured(self, rtt_s: float) -> None:
-        """The round trip is a part of what answers take."""
+        """Of a gateway the round trip is a part of what answers take."""
+        if self.neighbour is not None:
+            self.neighbour.measured(rtt_s)
 
     def leaving(self, reason: str) -> None:
         self._why_not = f"leaving: {reason}"[:_TOLD_MOST]
@@ -199,7 +243,9 @@ class HelpLine:
         )
 
 
-def _in_words(reason: str) -> str:
+def _in_words(reason: str, *, is_neighbour: bool) -> str:
+    if reason.startswith("UNIMPLEMENTED") and is_neighbour:
+        return "it answers no neighbours: its configuration has no section `answer_neighbours`"
     if reason.startswith("UNIMPLEMENTED"):
         return "it helps no devices: its configuration has no section `help`"
     return reason[:_TOLD_MOST]

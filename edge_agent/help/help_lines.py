@@ -1,8 +1,8 @@
-"""The help lines are the gateways that this device may ask for help, each over a stream of its own.
+"""The help lines are the gateways and neighbours that this device may ask for help, each over a stream of its own.
 
-They are the gateways that the device could dial as well (`edge_agent/fleet/dialling.py`): configured, or heard of over
-MQTT, MOST_LINES at most. One task compares them with the lines once a second. `ask` sends a request by one of them and
-reports to that line's breaker and times what came of it.
+The gateways are those that the device could dial as well (`edge_agent/fleet/dialling.py`): configured, or heard of over
+MQTT, MOST_GATEWAYS at most. Neighbours are configured by name (`help.neighbours`). One task compares them with the
+lines once a second. `ask` sends a request by one of them and reports to that line's breaker and times what came of it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final, Self
 import structlog
 from msgspec.structs import replace
 
-from edge_agent.core.help.help_choice import HelpingGateway
+from edge_agent.core.help.help_choice import HelpingPeer, able_peers, first_peer
 from edge_agent.core.help.help_counts import HelpCounts, HelpReason
 from edge_agent.help.help_line import HelpLine
 from edge_agent.help.noted_tokens import NotedTokens
@@ -32,7 +32,9 @@ from tidegate.trace_context import PARENT_KEY, STATE_KEY
 from tidegate.types import Call, InferRequest, Reply, Route
 
 LOOK_S: Final = 1.0
-MOST_LINES: Final = 4
+MOST_GATEWAYS: Final = 4
+MOST_NEIGHBOURS: Final = 16
+DEVICE_TIER: Final = "edge/"
 _DEFERS: Final = "tidegate-defer"
 log = structlog.get_logger(__name__)
 
@@ -46,6 +48,7 @@ class HelpLines:
         device: "edge/NAME".
         greeting: what this device says of itself.
         gateways: address → name, "" where that is not known; read at each look.
+        neighbours: address → "edge/NAME"; read at each look.
         dialler_of: opens the channel to an address, which answers as that name; None: it cannot be dialled.
         key: API key for gateways that require one; "": none.
         draw: chance, uniform in [0, 1).
@@ -57,6 +60,7 @@ class HelpLines:
         greeting: Callable[[], Greeting],
         *,
         gateways: Callable[[], Mapping[str, str]],
+        neighbours: Callable[[], Mapping[str, str]] = dict,
         dialler_of: DiallerOf,
         key: str,
         draw: Callable[[], float],
@@ -66,6 +70,7 @@ class HelpLines:
         self._device = device
         self._greeting = greeting
         self._gateways = gateways
+        self._neighbours = neighbours
         self._dialler_of = dialler_of
         self._key = key
         self._draw = draw
@@ -85,15 +90,15 @@ class HelpLines:
 
     @property
     def up(self) -> bool:
-        """Whether any gateway takes questions."""
+        """Whether any peer takes questions."""
         return any(line.client is not None for line in self._lines.values())
 
-    def seen(self, model: str, now: float) -> list[HelpingGateway]:
-        """The gateways as they are known for a request to this model, by address."""
+    def seen(self, model: str, now: float) -> list[HelpingPeer]:
+        """The peers as they are known for a request to this model, by address."""
         return [line.seen(model, now) for line in self._lines.values()]
 
     def manifest(self, name: str, version: str = "") -> Manifest | None:
-        """The manifest of a model with which a gateway helps now; of one that generates none is used."""
+        """The manifest of a model with which a peer helps now; of one that generates none is used."""
         for line in self._lines.values():
             manifest = line.manifest(name, version)
             if manifest is not None and manifest.generative is None:
@@ -101,23 +106,34 @@ class HelpLines:
         return None
 
     def told(self, now: float) -> list[dict[str, object]]:
-        """The state of each line, for people."""
-        return [line.told(now) for line in self._lines.values()]
+        """The state of each line, for people, with the models for which it would be asked first."""
+        lines = dict(self._lines)
+        models = sorted({model for line in lines.values() for model in line.models})
+        first: dict[str, list[str]] = {address: [] for address in lines}
+        for model in models:
+            peer = first_peer(
+                able_peers("", [line.seen(model, now) for line in lines.values() if model in line.models])
+            )
+            if peer is not None:
+                first[peer.name].append(model)
+        return [{**line.told(now), "asked_first_for": first[address]} for address, line in lines.items()]
 
     async def ask(
         self, address: str, call: Call, deadline: float, because: HelpReason, *, credential: str = ""
     ) -> Reply:
-        """A gateway's answer, which says who helped. Raises ServeError.
+        """A peer's answer, which says who helped. Raises ServeError.
 
         Args:
-            address: of the gateway, as `seen` names it.
+            address: of the peer, as `seen` names it.
             deadline: an instant; what is left of it when the frame is written is the budget there.
-            credential: what the caller showed, "Bearer KEY|TOKEN"; "": nothing.
+            credential: what the caller showed, "Bearer KEY|TOKEN", for a gateway; no neighbour sees it. "": nothing.
         """
         line, model = self._lines.get(address), call.request.model_name
         client = None if line is None else line.client
         if line is None or client is None:
-            raise Unreachable("the gateway's link is lost")
+            raise Unreachable("the link to it is lost")
+        if line.neighbour is not None:
+            credential = ""
         line.breaker.asking()
         self.counts.in_flight += 1
         began_at, ended = clock.now(), Outcome.CANCELLED.value
@@ -146,10 +162,11 @@ class HelpLines:
             if ended == Outcome.CANCELLED.value:
                 line.breaker.left()
         took_s = clock.now() - began_at
-        line.breaker.answered(clock.now())
-        line.times.answered(model, took_s)
+        line.answered(model, took_s, reply.stages.get("queue", 0.0), clock.now())
+        if reply.load is not None:
+            line.loaded(reply.load, None)
         self.counts.seconds += took_s
-        log.debug("helped", model=model, gateway=line.name, because=because, took_ms=round(took_s * 1e3, 1))
+        log.debug("helped", model=model, by=line.name, because=because, took_ms=round(took_s * 1e3, 1))
         return _helped(reply, line.name, because, began_at - call.arrived_at, took_s, deadline)
 
     def _learn(
@@ -177,11 +194,12 @@ class HelpLines:
             try:
                 await self._look()
             except Exception:
-                log.exception("cannot look for gateways that help")  # a defect must not end the task for good
+                log.exception("cannot look for peers that help")  # a defect must not end the task for good
             await clock.sleep_until_tick(LOOK_S)
 
     async def _look(self) -> None:
-        wanted = dict(list(self._gateways().items())[:MOST_LINES])
+        near = dict(list(self._neighbours().items())[:MOST_NEIGHBOURS])
+        wanted = {**dict(list(self._gateways().items())[:MOST_GATEWAYS]), **near}
         for address in self._lines.keys() - wanted.keys():
             await self._lines.pop(address).close()
         for address in wanted.keys() - self._lines.keys():
@@ -192,14 +210,21 @@ class HelpLines:
                     dialler,
                     self._greeting,
                     draw=self._draw,
-                    key=self._key,
+                    key="" if address in near else self._key,
                     max_message_bytes=self._max_message_bytes + ROOM_BYTES,
+                    neighbour=near.get(address, ""),
                 )
-        now = clock.now()
-        self.counts.gateways = sum(not one.why_not for one in self.seen("", now))
+        able = able_peers("", self.seen("", clock.now()))
+        self.counts.neighbours = sum(one.is_neighbour for one in able)
+        self.counts.gateways = len(able) - self.counts.neighbours
 
     def __repr__(self) -> str:
         return f"<HelpLines {list(self._lines.values())}>"
+
+
+def is_neighbours(reply: Reply) -> bool:
+    """Whether it is a neighbour's answer, which nobody has judged yet."""
+    return reply.helped_by.startswith(DEVICE_TIER)
 
 
 def _as_sent(call: Call) -> InferRequest:
@@ -226,7 +251,7 @@ def _objectives(call: Call, now: float) -> TokenObjectives | None:
     return TokenObjectives(first_s, call.tpot_s)
 
 
-def _helped(reply: Reply, gateway: str, because: HelpReason, admit_s: float, took_s: float, deadline: float) -> Reply:
+def _helped(reply: Reply, peer: str, because: HelpReason, admit_s: float, took_s: float, deadline: float) -> Reply:
     """The reply as this device gives it: with who helped and why, and its own times."""
     inner = reply.route or Route("", "", reply.variant)
     queue_s, compute_s = reply.stages.get("queue", 0.0), reply.stages.get("compute", 0.0)
@@ -234,8 +259,8 @@ def _helped(reply: Reply, gateway: str, because: HelpReason, admit_s: float, too
     return replace(
         reply,
         stages=stages,
-        route=replace(inner, served_by=inner.served_by or gateway, reason="helped"),
-        helped_by=f"{gateway}; because={because}; chosen={inner.reason or '-'}",
+        route=replace(inner, served_by=inner.served_by or peer, reason="helped"),
+        helped_by=f"{peer}; because={because}; chosen={inner.reason or '-'}",
         budget_left_s=deadline - clock.now(),
         load=None,
     )

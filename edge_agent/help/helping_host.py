@@ -1,20 +1,21 @@
-"""The helping host answers a local caller's request with the device's own models, or has a gateway answer it.
+"""The helping host answers a local caller's request with the device's own models, or has a peer answer it.
 
-    predict → here, or a gateway first
-            → what is not answered here when it should be: a gateway beside it, and the first answer counts
-            → what was refused here: a gateway after all
+    predict → here, or a peer first
+            → what is not answered here when it should be: a peer beside it, and the first answer counts
+            → what was refused here: a peer after all
             → the answer, or one refusal
 
 `edge_agent/core/help/help_choice.py` decides, each time with what is left of the budget; this file performs. A request
 is sent once at most. A caller who leaves takes the question along: the gateway frees its place, the target its queue.
 
-A gateway is asked for what the device refused for lack of room, time, a worker, a fitting variant or the model itself;
-never for what broke a model, nor for what its caller did wrong. The refusal of both is one: the device's own with the
-gateway's words behind it, or, where the device can never answer such a request, the gateway's kind, for it says whether
-trying again may help.
+A peer, a gateway or a neighbour, is asked for what the device refused for lack of room, time, a worker, a fitting
+variant or the model itself; never for what broke a model, nor for what its caller did wrong. The refusal of both is
+one: the device's own with the peer's words behind it, or, where the device can never answer such a request, the peer's
+kind, for it says whether trying again may help.
 
 Never sent: a request that caller or model pins, a step of a sequence (its state is here), a generation of which tokens
-have come, a prompt in words (the wire has token ids), and what a gateway itself has sent here.
+have come, a prompt in words (the wire has token ids), and what a gateway or a neighbour has sent here. Requests of
+neighbours do not even come this way (`neighbour_host.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from edge_agent.core.help.help_choice import HelpChoice, HelpLimits, HelpNeed, ask_after_s, choose_place
+from edge_agent.core.help.help_choice import (
+    HelpChoice,
+    HelpLimits,
+    HelpNeed,
+    able_peers,
+    ask_after_s,
+    choose_place,
+)
 from edge_agent.core.help.help_counts import NOT_ASKED, HelpReason
 from edge_agent.help.help_lines import HelpLines
 from edge_agent.help.noted_tokens import NotedTokens
@@ -56,9 +64,9 @@ RESERVE_SHARE, LEAST_RESERVE_S, MOST_RESERVE_S = 0.02, 0.002, 0.02  # of the bud
 
 
 class HelpingHost(HostAround[EdgeHost]):
-    """A `ModelHost` over the device's own models, and over gateways that help.
+    """A `ModelHost` over the device's own models, and over peers that help.
 
-    It lists the device's own models: what a gateway has besides may be gone with the link.
+    It lists the device's own models: what a peer has besides may be gone with the link.
 
     Args:
         may_use: whether requests to a model of this name may be sent.
@@ -81,7 +89,7 @@ class HelpingHost(HostAround[EdgeHost]):
         self._asks_unsure = unsure
 
     def manifest(self, name: str, version: str = "") -> Manifest:
-        """The device's own, or that of a gateway which helps now. Raises ModelNotFound."""
+        """The device's own, or that of a peer which helps now. Raises ModelNotFound."""
         try:
             return self._host.manifest(name, version)
         except ModelNotFound:
@@ -94,10 +102,10 @@ class HelpingHost(HostAround[EdgeHost]):
         """The answer, from here or through a gateway. Raises as `EdgeHost.infer`."""
         if not self._lines.up or call.headers.get(HOP_KEY) == GATEWAY_HOP:
             return await self._host.infer(call)
-        turn = _HelpTurn(self._lines, call, self._deadline(call), self._stays(call), credential)
+        turn = self._turn(call, self._deadline(call), credential)
         here_s = self._host.finish_in_s(call, turn.deadline)
         is_late = here_s is not None and here_s > turn.deadline - clock.now()
-        if here_s is not None and is_late and (choice := turn.choice(here_s, self._limits)).place == "gateway":
+        if here_s is not None and is_late and (choice := turn.choice(here_s, self._limits)).place == "peer":
             try:
                 return await turn.ask(choice, "late")
             except ServeError as error:
@@ -112,14 +120,14 @@ class HelpingHost(HostAround[EdgeHost]):
             return await self._after(error, turn)
 
     async def _insured(self, turn: _HelpTurn, here_s: float) -> Reply:
-        """The device's answer, or a gateway's that was asked beside it when it did not come. Raises as `infer`."""
+        """The device's answer, or a peer's that was asked beside it when it did not come. Raises as `infer`."""
         after_s = turn.ask_after_s(here_s)
         own = asyncio.create_task(self._host.infer(turn.call), name="own answer")
         asked: asyncio.Task[Reply] | None = None
         try:
             await asyncio.wait((own,), timeout=None if after_s == inf else after_s)
-            if not own.done() and (choice := turn.choice(inf, self._limits)).place == "gateway":
-                asked = asyncio.create_task(turn.ask(choice, "late"), name="gateway's answer")
+            if not own.done() and (choice := turn.choice(inf, self._limits)).place == "peer":
+                asked = asyncio.create_task(turn.ask(choice, "late"), name="peer's answer")
                 await asyncio.wait((own, asked), return_when=asyncio.FIRST_COMPLETED)
                 if not own.done() or own.exception() is not None:
                     try:
@@ -139,9 +147,9 @@ class HelpingHost(HostAround[EdgeHost]):
         left_s = deadline - clock.now()
         deadline -= min(MOST_RESERVE_S, max(LEAST_RESERVE_S, RESERVE_SHARE * left_s))
         asked = replace(call, min_quality=max(call.min_quality, floor))
-        turn = _HelpTurn(self._lines, asked, deadline, self._stays(call), credential)
+        turn = self._turn(asked, deadline, credential)
         choice = turn.choice(inf, self._limits)
-        if choice.place != "gateway":
+        if choice.place != "peer":
             self._lines.counts.requests["unsure", NOT_ASKED] += 1
             return None
         try:
@@ -153,7 +161,7 @@ class HelpingHost(HostAround[EdgeHost]):
         """What becomes of a request that was refused here."""
         because = _because(error)
         choice = turn.choice(inf, self._limits)
-        if choice.place == "gateway":
+        if choice.place == "peer":
             try:
                 return await turn.ask(choice, because)
             except ServeError as refused:
@@ -162,7 +170,7 @@ class HelpingHost(HostAround[EdgeHost]):
             self._lines.counts.requests[because, NOT_ASKED] += 1
             raise error
         assert turn.refusal is not None
-        raise joint_refusal(error, turn.refusal) from error
+        raise joint_refusal(error, turn.refusal, turn.whom) from error
 
     def _deadline(self, call: Call) -> float:
         """As the device's own queue has it."""
@@ -171,9 +179,24 @@ class HelpingHost(HostAround[EdgeHost]):
         manifest = self.manifest(call.request.model_name, call.request.model_version)
         return call.arrived_at + manifest.default_budget_s
 
+    def _turn(self, call: Call, deadline: float, credential: str) -> _HelpTurn:
+        return _HelpTurn(self._lines, call, deadline, self._stays(call), self._gateways_only(call), credential)
+
+    def _gateways_only(self, call: Call) -> str:
+        """Why no neighbour is asked for a request; "" where one may be."""
+        if call.attested:
+            return "only a gateway verifies evidence"
+        if call.min_quality > 0.0:
+            return "only a gateway knows the quality of what others have"
+        if call.tokens is not None or self.manifest(call.request.model_name, call.request.model_version).generative:
+            return "neighbours do not generate for each other"
+        return ""
+
     def _stays(self, call: Call) -> str:
         """Why a request may not leave the device; "" where it may."""
         request = call.request
+        if call.path:
+            return f"it came from {call.path[-1]}, and is not passed on"
         manifest = self.manifest(request.model_name, request.model_version)
         if (pin := stricter(call.pin, manifest.pin)) != "any":
             return f"it is pinned ({pin})"
@@ -190,18 +213,22 @@ class HelpingHost(HostAround[EdgeHost]):
 class _HelpTurn:
     """One request on its way: what was asked for it so far."""
 
-    def __init__(self, lines: HelpLines, call: Call, deadline: float, stays: str, credential: str) -> None:
-        self.refusal: ServeError | None = None  # of the gateway that was asked
+    def __init__(
+        self, lines: HelpLines, call: Call, deadline: float, stays: str, gateways_only: str, credential: str
+    ) -> None:
+        self.refusal: ServeError | None = None  # of the peer that was asked
+        self.whom = ""
+        self._gateways_only = gateways_only
         self.deadline = deadline
         self._lines = lines
         self.stays = stays
         self._credential = credential
-        self.has_asked = False  # a gateway
+        self.has_asked = False  # a peer
         self._begun = None if call.tokens is None else NotedTokens(call.tokens)
         self.call = call if self._begun is None else replace(call, tokens=self._begun)
 
     def refused(self, error: ServeError) -> None:
-        """The gateway that was asked has no answer."""
+        """The peer that was asked has no answer."""
         self.refusal = error
 
     @property
@@ -210,9 +237,9 @@ class _HelpTurn:
         return self._begun is not None and self._begun.has_begun
 
     def ask_after_s(self, here_s: float) -> float:
-        """Seconds until a gateway is asked beside the device; inf: never."""
+        """Seconds until a peer is asked beside the device; inf: never."""
         now = clock.now()
-        able = [one for one in self._lines.seen(self.call.request.model_name, now) if not one.why_not]
+        able = able_peers(self._gateways_only, self._lines.seen(self.call.request.model_name, now))
         took_s = min([one.took_s or 0.0 for one in able], default=inf)
         return ask_after_s(self.deadline - now, here_s, took_s or None)
 
@@ -224,13 +251,15 @@ class _HelpTurn:
             size_bytes=sum([len(tensor.raw) for tensor in request.inputs]),
             stays=self.stays,
             asked=self.has_asked,
+            gateways_only=self._gateways_only,
         )
         seen = self._lines.seen(request.model_name, now)
         return choose_place(need, seen, self._lines.counts.in_flight, limits)
 
     async def ask(self, choice: HelpChoice, because: HelpReason) -> Reply:
         self.has_asked = True
-        return await self._lines.ask(choice.gateway, self.call, self.deadline, because, credential=self._credential)
+        self.whom = "a neighbour" if choice.is_neighbour else "a gateway"
+        return await self._lines.ask(choice.peer, self.call, self.deadline, because, credential=self._credential)
 
 
 def _because(error: ServeError) -> HelpReason:
@@ -243,14 +272,14 @@ def _because(error: ServeError) -> HelpReason:
     return "busy" if isinstance(error, Overloaded) else "down"
 
 
-def joint_refusal(own: ServeError, gateways: ServeError) -> ServeError:
-    """The one refusal of a request that the device refused, and a gateway that was asked for it after or before."""
-    message = f"{own.message}; a gateway was asked: {gateways.message}"
+def joint_refusal(own: ServeError, peers: ServeError, whom: str = "a gateway") -> ServeError:
+    """The one refusal of a request that the device refused, and a peer that was asked for it after or before."""
+    message = f"{own.message}; {whom} was asked: {peers.message}"
     kind: type[Any] = type(own)
     again_s = own.retry_after_s
-    if isinstance(own, CallerError) and not isinstance(gateways, CallerError):
-        # It is no fault of the caller that the device is small: a later try may find the gateway well.
-        is_lost = not isinstance(gateways, CapacityError)
-        kind, again_s = (NothingAlive, LOST_AGAIN_S) if is_lost else (type(gateways), gateways.retry_after_s)
+    if isinstance(own, CallerError) and not isinstance(peers, CallerError):
+        # It is no fault of the caller that the device is small: a later try may find the peer well.
+        is_lost = not isinstance(peers, CapacityError)
+        kind, again_s = (NothingAlive, LOST_AGAIN_S) if is_lost else (type(peers), peers.retry_after_s)
     refusal: ServeError = kind(message, retry_after_s=again_s)
     return refusal

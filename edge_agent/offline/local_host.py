@@ -28,6 +28,7 @@ from typing import Final, Protocol
 
 from msgspec.structs import replace
 
+from edge_agent.help.help_lines import is_neighbours
 from edge_agent.help.helping_host import HelpingHost
 from edge_agent.offline.queue_db import StoredItem
 from edge_agent.offline.store import OfflineStore
@@ -127,7 +128,7 @@ class LocalHost(HostAround[EdgeHost | HelpingHost]):
             if isinstance(error, Unreachable):
                 raise NothingAlive(error.message, retry_after_s=error.retry_after_s or 1.0) from error
             raise
-        if reply.helped_by:  # the gateway has judged it
+        if reply.helped_by and not is_neighbours(reply):  # the gateway has judged it
             return reply
         reply = replace(reply, stages={"admit": began_at - call.arrived_at, **reply.stages})
         doubt = self._doubt(call, reply)
@@ -157,7 +158,7 @@ class LocalHost(HostAround[EdgeHost | HelpingHost]):
 
     async def _better(self, call: Call, reply: Reply, credential: str) -> Reply | None:
         """A gateway's answer instead of an unsure one; None where there is none, or the caller wants this variant."""
-        if self._helping is None or call.variant:
+        if self._helping is None or call.variant or reply.helped_by:  # it was sent once already
             return None
         return await self._helping.better(call, reply, credential)
 

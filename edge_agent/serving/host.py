@@ -90,6 +90,11 @@ class EdgeHost(TargetHost[EdgeModel]):
         return model.finish_in_s(variant, work, deadline, call.priority)
 
     @property
+    def queued(self) -> int:
+        """How many requests wait."""
+        return self._queue.queued
+
+    @property
     def busy(self) -> bool:
         """Whether anything waits or is computed."""
         return self._queue.queued + self._queue.in_flight > 0

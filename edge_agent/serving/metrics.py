@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from prometheus_client.metrics_core import Metric
 
 from edge_agent.core.help.help_counts import HelpCounts
+from edge_agent.core.help.neighbour_counts import NeighbourCounts
 from edge_agent.device.sensors import Sensors
 from edge_agent.fleet.sync import EdgeSync
 from edge_agent.serving.host import EdgeHost
@@ -40,9 +41,14 @@ class EdgeMetrics:
         sandbox: Mapping[str, bool] | None = None,
         generated: GeneratedCounts | None = None,
         helped: HelpCounts | None = None,
+        answered: NeighbourCounts | None = None,
     ) -> None:
-        """Args: helped: what gateways are asked for; None: they are not."""
+        """Args:
+        helped: what gateways and neighbours are asked for; None: they are not.
+        answered: what neighbours have asked of this device; None: it answers none.
+        """
         self._helped = helped
+        self._answered = answered
         self._generated = generated or GeneratedCounts()
         self._sandbox = sandbox or {}
         self._host = host
@@ -60,6 +66,8 @@ class EdgeMetrics:
         yield from self._device_families()
         if self._helped is not None:
             yield from _help_families(self._helped)
+        if self._answered is not None:
+            yield from _neighbour_families(self._answered)
 
     def _queue_families(self) -> Iterator[Metric]:
         scheduler = self._scheduler
@@ -104,9 +112,18 @@ class EdgeMetrics:
 
 def _help_families(helped: HelpCounts) -> Iterator[Metric]:
     rows = [(key, float(count)) for key, count in helped.requests.items()]
-    words = "Requests of local callers that needed help, by why, and by how a gateway's help ended."
+    words = "Requests of local callers that needed help, by why, and by how help ended."
     yield counter("tidegate_edge_help_requests", words, ("reason", "outcome"), rows)
-    words = "Seconds that gateways' answers took."
+    words = "Seconds that the answers of gateways and neighbours took."
     yield counter("tidegate_edge_help_seconds", words, (), [((), helped.seconds)])
-    yield single("tidegate_edge_help_in_flight", "Requests that gateways are asked for now.", helped.in_flight)
+    yield single("tidegate_edge_help_in_flight", "Requests that others are asked for now.", helped.in_flight)
     yield single("tidegate_edge_help_gateways", "Gateways that can be asked now.", helped.gateways)
+    yield single("tidegate_edge_help_neighbours", "Neighbours that can be asked now.", helped.neighbours)
+
+
+def _neighbour_families(answered: NeighbourCounts) -> Iterator[Metric]:
+    rows = [((outcome,), float(count)) for outcome, count in answered.requests.items()]
+    words = "Requests that neighbours sent here, by how they ended."
+    yield counter("tidegate_edge_neighbour_requests", words, ("outcome",), rows)
+    words = "Neighbours' requests that wait or are computed."
+    yield single("tidegate_edge_neighbour_in_flight", words, answered.in_flight)

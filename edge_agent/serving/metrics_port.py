@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from edge_agent.core.help.help_counts import HelpCounts
+from edge_agent.core.help.neighbour_counts import NeighbourCounts
 from edge_agent.device.sensors import Sensors
 from edge_agent.fleet.sync import EdgeSync
 from edge_agent.serving.host import EdgeHost
@@ -31,6 +32,7 @@ async def open_metrics(
     loop_lag: LoopLag,
     more: Callable[[], Iterable[Any]] = tuple,
     helped: HelpCounts | None = None,
+    answered: NeighbourCounts | None = None,
 ) -> str:
     """Where it listens, until the stack ends. Raises StartError.
 
@@ -44,7 +46,17 @@ async def open_metrics(
         from tidegate.metrics.loop_families import loop_families
     except ModuleNotFoundError as error:
         raise StartError("key 'metrics_port' needs prometheus-client: pip install 'tidegate[metrics]'") from error
-    metrics = EdgeMetrics(host, runners, scheduler, sensors, sync, sandbox=sandbox, generated=generated, helped=helped)
+    metrics = EdgeMetrics(
+        host,
+        runners,
+        scheduler,
+        sensors,
+        sync,
+        sandbox=sandbox,
+        generated=generated,
+        helped=helped,
+        answered=answered,
+    )
     exposition = Exposition(metrics.collect)
     exposition.add(lambda: loop_families(loop_lag))
     exposition.add(more)

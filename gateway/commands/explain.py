@@ -194,6 +194,10 @@ def _event(event: dict[str, Any]) -> str:
     when, what = f"{_milliseconds(event['at_ms']):>9}", event["what"]
     if what == "look":
         return f"{when}  planned: a second attempt is considered if there is no answer by then"
+    if what == "lent":
+        return (
+            f"{when}  an answer that is {_milliseconds(event['age_ms'])} old, since nothing else did: {event['error']}"
+        )
     attempt = f"attempt {event['attempt'] + 1}"
     if what == "launched":
         return f"{when}  {attempt} to {event['target']} in {event['variant']} ({event.get('reason', '')})"

@@ -14,6 +14,12 @@ class CachedModelConfig(Section):
     ttl_s: float | None = Field(
         None, gt=0, le=2_592_000, description="Seconds that its answers are kept; none: as `cache.ttl_s`."
     )
+    stale_for_s: float | None = Field(
+        None,
+        ge=0,
+        le=2_592_000,
+        description="Seconds after that for which they are last-known answers; none: as `cache.stale_for_s`.",
+    )
     max_bytes: int | None = Field(
         None, ge=4096, description="Bytes that its answers may take of the whole; none: as `cache.max_bytes`."
     )
@@ -32,6 +38,13 @@ class CacheConfig(Section):
         gt=0,
         le=2_592_000,
         description="Seconds that an answer is kept, whether it is asked for or not; more saves more computing.",
+    )
+    stale_for_s: float = Field(
+        0.0,
+        ge=0,
+        le=2_592_000,
+        description="Seconds after `ttl_s` for which an answer is given where nothing else answers, declared with its "
+        "age (a last-known answer); 0: never. More bears longer outages, with older answers.",
     )
     max_bytes: int = Field(
         64 * 2**20,
@@ -54,6 +67,10 @@ class CacheConfig(Section):
     def limits(self) -> dict[str, CacheLimits]:
         """By model."""
         return {
-            name: CacheLimits(one.ttl_s or self.ttl_s, one.max_bytes or self.max_bytes)
+            name: CacheLimits(
+                one.ttl_s or self.ttl_s,
+                one.max_bytes or self.max_bytes,
+                self.stale_for_s if one.stale_for_s is None else one.stale_for_s,
+            )
             for name, one in self.models.items()
         }

@@ -1,11 +1,7 @@
-"""Ask a fallback model where the request's own model finds no target in time: the last rung of declared degradation.
+"""Ask a fallback model where the request's own model finds no target in time: a late rung of declared degradation.
 
-It comes after everything that placement can do: other targets, other variants, other versions. What brings it on:
-
-    NothingAlive        no target serves the model, or none that may be asked
-    DeadlineExceeded    even the fastest target was predicted to be late, so that nothing was spent and time is left
-    Overloaded          every target refused
-    Unreachable         every target that was asked was lost
+It comes after everything that placement can do: other targets, other variants, other versions. What brings it on is in
+`no_target.py`. A last-known answer (`cached.py`) comes after it.
 
 Inside of admission, so that both attempts have one place; outside of `versions`, which chooses a version of the
 fallback model too. The answer is declared: `degraded=1`, the reason `fallback-model`, and `tidegate-fallback-model`.
@@ -22,13 +18,13 @@ from typing import Final
 from msgspec.structs import replace
 
 from gateway.core.versions.fallback_model import may_stand_in
+from gateway.layers.no_target import NO_TARGET
 from gateway.layers.stack import Layer, Service
 from tidegate.models.manifest import Manifest
-from tidegate.outcome import DeadlineExceeded, ModelNotFound, NothingAlive, Overloaded, ServeError, Unreachable
+from tidegate.outcome import ModelNotFound, ServeError
 from tidegate.types import Call, Reply
 
 REASON: Final = "fallback-model"
-_NO_TARGET: Final = (NothingAlive, DeadlineExceeded, Overloaded, Unreachable)
 
 
 def fallback_model(
@@ -61,7 +57,7 @@ def fallback_model(
         async def with_fallback(call: Call, name: str) -> Reply:
             try:
                 return await inner(call)
-            except _NO_TARGET as error:
+            except NO_TARGET as error:
                 if (call.deadline is not None and now() >= call.deadline) or not may(call, name):
                     raise
                 failed = error

@@ -29,6 +29,12 @@ def cache_families(known: KnownAnswers) -> Iterable[Metric]:
     return [
         counter("tidegate_cache_requests", words, ("model", "outcome"), outcomes),
         counter("tidegate_cache_kept", "New answers for the cache: kept, or too large.", ("model", "outcome"), kept),
+        counter(
+            "tidegate_cache_last_known",
+            "Old answers that were given since nothing else was to be had, by the refusal instead of which.",
+            ("model", "code"),
+            [(key, float(count)) for key, count in known.lent.items()],
+        ),
         counter("tidegate_cache_evicted", "Known answers that made room for others.", (), [((), known.cache.evicted)]),
         gauge(
             "tidegate_cache_answers", "Known answers that are kept.", ("model",), [((one[0],), one[3]) for one in rows]

@@ -222,6 +222,8 @@ def _event(note: RequestEvent, record: RequestRecord) -> dict[str, Any]:
         event["confidence"] = round(note.confidence, 4)
     if note.what == "accepted":
         event["promised_in_ms"] = _ms(note.seconds)
+    if note.what == "lent":
+        event["age_ms"] = _ms(note.seconds)
     if note.stages is not None:
         event["stages_ms"] = _stage_times(note)
     if note.words:

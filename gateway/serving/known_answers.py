@@ -12,6 +12,11 @@ kept answer is given only where the same request would be answered by the same v
 and none during a trial, whose figures would count it. Kept is what its caller got whole: no degraded answer, no
 provisional one, none that was cut or gone on with elsewhere, none in another variant or version than was demanded.
 
+A *last-known* answer is given where nothing else answers (`gateway/layers/cached.py`), for `stale_for_s` after `ttl_s`.
+No target need serve its version then; all else holds. A caller that names a series (`tidegate-series`: a camera, a
+sensor) gets the series' newest answer, which is to another input, where there is none to the same input. Both are
+declared with their age, and no older than its caller says (`tidegate-max-age-s`).
+
 A known answer is declared, counted as an answer of the tier `cache`, and recorded for `tidegate explain`. It teaches
 no estimate anything: nothing was placed.
 
@@ -23,22 +28,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple
+from math import inf
+from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from gateway.core.history.recorder import AnswerRecord, FlightRecorder, RequestRecord, trace_id_of, truncated_words
-from gateway.core.response_cache.cache_key import cache_key, manifest_mark, uncacheable
-from gateway.core.response_cache.response_cache import KeptAnswer, ResponseCache
+from gateway.core.history.recorder import (
+    AnswerRecord,
+    FlightRecorder,
+    RequestEvent,
+    RequestRecord,
+    trace_id_of,
+    truncated_words,
+)
+from gateway.core.response_cache.cache_key import cache_key, manifest_mark, series_key, uncacheable
+from gateway.core.response_cache.response_cache import KeptAnswer, LastKnown, ResponseCache
 from gateway.core.versions.default_version import VersionLine
 from gateway.default_versions import DefaultVersions
 from tidegate import clock
 from tidegate.models.manifest import Manifest
-from tidegate.outcome import ModelNotFound
+from tidegate.oip.request_constraints import max_age_of, series_of
+from tidegate.outcome import ModelNotFound, ServeError
 from tidegate.types import Call, InferResponse, Reply, Route, Tensor
 
 CACHE: Final = "cache"  # stands where other answers have a target
 CACHED: Final = "cached"  # and this where they have a reason
+LAST_KNOWN: Final = "last-known"  # or this
 COUNTED_AGAIN_S: Final = 0.2  # how old a count of serving targets may be, as in `gateway/layers/versions.py`
 _NOT_CACHEABLE: Final = "manifest"
 
@@ -55,6 +70,21 @@ class CacheTerms(NamedTuple):
     shares_tenants: bool
 
 
+class AnswerKeys(NamedTuple):
+    """Under what an answer to a call is known. Args: max_age_s: how old it may be."""
+
+    exact: bytes | None  # None: such answers are not kept
+    series: bytes | None = None  # of the series that the call names
+    max_age_s: float = inf
+
+
+class LastKnownAnswer(NamedTuple):
+    """A last-known answer that may be given for a call."""
+
+    known: LastKnown
+    of: Literal["input", "series"]
+
+
 class _SoleVersion(NamedTuple):
     at: float
     line: VersionLine
@@ -62,7 +92,10 @@ class _SoleVersion(NamedTuple):
 
 
 class KnownAnswers:
-    """An `AnswerMemory`. Mutable: `outcomes` counts by model what became of lookups, and `kept` of new answers.
+    """An `AnswerMemory`.
+
+    Mutable: `outcomes` counts by model what became of lookups, `kept` of new answers, and `lent` the last-known answers
+    that were given, by the code of the refusal instead of which.
 
     Args:
         demanded: the version that a call demands in a header; "" for none. Raises InvalidRequest.
@@ -84,6 +117,7 @@ class KnownAnswers:
         self.cache = cache
         self.outcomes: Counter[tuple[str, str]] = Counter()
         self.kept: Counter[tuple[str, str]] = Counter()
+        self.lent: Counter[tuple[str, str]] = Counter()
         self._terms = terms
         self._defaults = defaults
         self._recorder = recorder
@@ -95,8 +129,8 @@ class KnownAnswers:
 
     # as an `AnswerMemory`
 
-    def key(self, call: Call) -> bytes | None:
-        """The key of a call that may have a known answer. Raises InvalidRequest: a demand that cannot be read."""
+    def keys(self, call: Call) -> AnswerKeys | None:
+        """The keys of a call that may have a known answer. Raises InvalidRequest: a demand that cannot be read."""
         request = call.request
         model = request.model_name
         if model not in self.cache.limits or self._on_trial(call):
@@ -105,17 +139,25 @@ class KnownAnswers:
         manifest = self._known_manifest(model, version)
         if manifest is None:
             return None  # the layers further in say what is wrong
+        tenant, mark = "" if self._terms.shares_tenants else call.tenant, self._mark(manifest)
+        exact = series = None
         why = uncacheable(call, manifest, self._terms.max_input_bytes) if manifest.cacheable else _NOT_CACHEABLE
         if why:
             self.outcomes[model, why] += 1
-            return None
-        tenant = "" if self._terms.shares_tenants else call.tenant
-        return cache_key(call, version, mark=self._mark(manifest), tenant=tenant)
+        else:
+            exact = cache_key(call, version, mark=mark, tenant=tenant)
+        named = series_of(call.headers, request.parameters)
+        if named and why in ("", "large") and self.cache.limits[model].stale_for_s > 0.0:
+            # Its answer is to another input, so that a name must not be shared with other tenants.
+            series = series_key(call, version, mark=mark, tenant=call.tenant, series=named)
+        return AnswerKeys(exact, series, max_age_of(call.headers, request.parameters))
 
-    def answer(self, call: Call, key: bytes) -> Reply | None:
+    def answer(self, call: Call, keys: AnswerKeys) -> Reply | None:
         """The known answer, where the same version would give it now."""
+        if keys.exact is None:
+            return None
         now, model = clock.now(), call.request.model_name
-        known = self.cache.find(key, now)
+        known = self.cache.find(keys.exact, now, keys.max_age_s)
         if known is None:
             self.outcomes[model, "miss"] += 1
             return None
@@ -125,7 +167,27 @@ class KnownAnswers:
         self.outcomes[model, "hit"] += 1
         return self._reply(call, known, now)
 
-    def keep(self, call: Call, key: bytes, reply: Reply) -> None:
+    def last_known(self, call: Call, keys: AnswerKeys) -> LastKnownAnswer | None:
+        """What may be given for the call where nothing else answers; None where nothing may."""
+        if self.cache.limits[call.request.model_name].stale_for_s <= 0.0:
+            return None
+        now = clock.now()
+        for key, of in ((keys.exact, "input"), (keys.series, "series")):
+            known = None if key is None else self.cache.last_known(key, now, keys.max_age_s)
+            if known is not None and self._stood(call, known.answer):
+                return LastKnownAnswer(known, "input" if of == "input" else "series")
+        return None
+
+    def lend(self, call: Call, last: LastKnownAnswer, error: ServeError) -> Reply:
+        """The answer of last resort. Args: error: what the caller would have got else."""
+        model, (answer, age_s) = call.request.model_name, last.known
+        self.lent[model, error.code] += 1
+        now = clock.now()
+        note = RequestEvent(now, "lent", 0, seconds=age_s, words=f"{error.code}: {error.message}")
+        reply = self._reply(call, answer, now, reason=LAST_KNOWN, notes=(note,))
+        return replace(reply, last_known=f"age-s={age_s:.1f}; of={last.of}")
+
+    def keep(self, call: Call, keys: AnswerKeys, reply: Reply) -> None:
         """Keep an answer that its caller got whole and as it was demanded."""
         route, response = reply.route, reply.response
         if route is None or not _is_whole(reply, route) or call.variant not in ("", reply.variant):
@@ -137,12 +199,16 @@ class KnownAnswers:
         manifest = self._known_manifest(model, version)
         if manifest is None or not manifest.cacheable or response.model_name != model:
             return
-        if uncacheable(call, manifest, self._terms.max_input_bytes):
+        if uncacheable(call, manifest, inf if keys.exact is None else self._terms.max_input_bytes):
             return  # of the version that answered, where it is another than that of the key
         if self._is_drifting(route.served_by, model, version, reply.variant):
             return
         answer = KeptAnswer(_owned(response), reply.variant, route.served_by, self._mark(manifest))
-        self.kept[model, "kept" if self.cache.keep(key, model, answer, clock.now()) else "large"] += 1
+        now = clock.now()
+        if keys.exact is not None:
+            self.kept[model, "kept" if self.cache.keep(keys.exact, model, answer, now) else "large"] += 1
+        if keys.series is not None:
+            self.cache.keep(keys.series, model, answer, now, fresh=False)
 
     # what has become of a source
 
@@ -155,16 +221,26 @@ class KnownAnswers:
         return self.cache.drop_where(model, is_its)
 
     def _stands(self, call: Call, known: KeptAnswer) -> bool:
+        """Whether the same version would give it now."""
         model, version = call.request.model_name, known.response.model_version
         demanded = call.request.model_version or self._demanded(call)
-        if version != (demanded or self._sole_version(model)):
+        if version != (demanded or self._sole_version(model)) or not self._is_sound(model, known):
             return False
+        return self._defaults.serves(model, version, clock.now())
+
+    def _stood(self, call: Call, known: KeptAnswer) -> bool:
+        """Whether the same version would give it, if any target served it."""
+        model, version = call.request.model_name, known.response.model_version
+        demanded = call.request.model_version or self._demanded(call)
+        return version == (demanded or self._defaults.manifest(model).version) and self._is_sound(model, known)
+
+    def _is_sound(self, model: str, known: KeptAnswer) -> bool:
+        """Whether nothing has become known against what made it."""
+        version = known.response.model_version
         if self._is_drifting(known.source, model, version, known.variant):
             return False
         manifest = self._known_manifest(model, version)
-        if manifest is None or known.model_mark != self._mark(manifest):
-            return False
-        return self._defaults.serves(model, version, clock.now())
+        return manifest is not None and known.model_mark == self._mark(manifest)
 
     def _sole_version(self, model: str) -> str:
         """The version that gets every request that names none; "" while several share them."""
@@ -189,10 +265,19 @@ class KnownAnswers:
             marked = self._marks[manifest.name] = manifest, manifest_mark(manifest)
         return marked[1]
 
-    def _reply(self, call: Call, known: KeptAnswer, now: float) -> Reply:
-        route = Route(CACHE, CACHED, known.variant, attempts=0, version=known.response.model_version)
+    def _reply(
+        self,
+        call: Call,
+        known: KeptAnswer,
+        now: float,
+        *,
+        reason: str = CACHED,
+        notes: tuple[RequestEvent, ...] = (),
+    ) -> Reply:
+        version, is_old = known.response.model_version, reason == LAST_KNOWN
+        route = Route(CACHE, reason, known.variant, attempts=0, degraded=is_old, version=version)
         number = self._recorder.next_number()
-        self._recorder.add(_record(call, route, number, now))
+        self._recorder.add(_record(call, route, number, now, notes))
         return Reply(
             replace(known.response, id=call.request.id),
             route=route,
@@ -226,7 +311,7 @@ def _owned(response: InferResponse) -> InferResponse:
     return replace(response, id="", outputs=outputs)
 
 
-def _record(call: Call, route: Route, number: int, now: float) -> RequestRecord:
+def _record(call: Call, route: Route, number: int, now: float, notes: tuple[RequestEvent, ...]) -> RequestRecord:
     return RequestRecord(
         number=number,
         request_id=truncated_words(call.request.id),
@@ -240,7 +325,7 @@ def _record(call: Call, route: Route, number: int, now: float) -> RequestRecord:
         placed_at=now,
         decision=None,
         reasons=(),
-        notes=(),
+        notes=notes,
         end=AnswerRecord(0, route),
         elapsed_s=now - call.arrived_at,
         deadline=call.deadline,

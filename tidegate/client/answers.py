@@ -14,6 +14,7 @@ from tidegate.oip.reply import (
     BUDGET_LEFT_KEY,
     CUT_KEY,
     HELPED_BY_KEY,
+    LAST_KNOWN_KEY,
     REQUEST_ID_KEY,
     RESUMED_KEY,
     ROUTE_KEY,
@@ -47,7 +48,8 @@ class CallRecord:
     stages: Mapping[str, float] = field(default_factory=dict)
     resumed: str = ""
     split: str = ""  # where the first half of a cut model was computed
-    helped_by: str = ""  # of a device that was asked: the gateway that it had answer, and why
+    helped_by: str = ""  # of a device that was asked: the gateway or neighbour that it had answer, and why
+    last_known: str = ""  # how old an answer is that was given since nothing else was to be had, and to what
     cut: str = ""
     attested: str = ""
     request_id: str = ""
@@ -72,6 +74,7 @@ def call_record(words: Mapping[str, str]) -> CallRecord:
         resumed=words.get(RESUMED_KEY, ""),
         split=words.get(SPLIT_KEY, ""),
         helped_by=words.get(HELPED_BY_KEY, ""),
+        last_known=words.get(LAST_KNOWN_KEY, ""),
         cut=words.get(CUT_KEY, ""),
         attested=words.get(ATTESTED_KEY, ""),
         request_id=words.get(REQUEST_ID_KEY, ""),

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypedDict
 
-from tidegate.oip.request_constraints import MIN_QUALITY_KEY, PIN_KEY, REQUIRE_KEY, RESUME_KEY, VARIANT_KEY, VERSION_KEY
+from tidegate.oip.request_constraints import (
+    MAX_AGE_KEY,
+    MIN_QUALITY_KEY,
+    PIN_KEY,
+    REQUIRE_KEY,
+    RESUME_KEY,
+    SERIES_KEY,
+    VARIANT_KEY,
+    VERSION_KEY,
+)
 from tidegate.oip.tenant import TENANT_KEY
 from tidegate.oip.token_budgets import TPOT_HEADER, TTFT_HEADER
 
@@ -21,6 +30,8 @@ class CallOptions(TypedDict, total=False):
     min_quality: float  # only variants whose measured quality is at least this, 0 to 1
     require: Literal["attested"]  # only targets with verified evidence
     resume: Literal["auto", "never"]  # whether another target may go on with a lost answer
+    max_age_s: float  # how old an answer from the gateway's memory may be; 0: it must be computed
+    series: str  # of which this is the newest request: where nothing else answers, its newest answer will do
     tenant: str  # on whose quota, where the credential may say so
     headers: dict[str, str]  # anything else
 
@@ -29,6 +40,7 @@ class CallOptions(TypedDict, total=False):
 _HEADERS: Final = {
     "pin": PIN_KEY, "variant": VARIANT_KEY, "version": VERSION_KEY, "min_quality": MIN_QUALITY_KEY,
     "require": REQUIRE_KEY, "resume": RESUME_KEY, "tenant": TENANT_KEY, "ttft_s": TTFT_HEADER, "tpot_s": TPOT_HEADER,
+    "max_age_s": MAX_AGE_KEY, "series": SERIES_KEY,
 }  # fmt: skip
 _MILLISECONDS: Final = {"ttft_s", "tpot_s"}
 

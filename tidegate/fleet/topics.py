@@ -174,6 +174,10 @@ class Topics:
             (self.gateway_heartbeat("+"), 0),
         )
 
+    def of_neighbours(self, devices: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+        """(filter, QoS) of where these devices are, for another device that may ask them."""
+        return tuple((self.up(device, DeviceTopic.BIRTH), 1) for device in devices)
+
     def stored_for(self, gateway: str) -> tuple[tuple[str, int], ...]:
         """(filter, QoS) of what devices kept for this gateway."""
         return tuple((self.stored("+", kind, gateway), 1) for kind in StoredTopic)

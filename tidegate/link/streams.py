@@ -19,8 +19,7 @@ METHOD: Final = "Exchange"
 HELP_METHOD: Final = "Help"
 MODELS_METHOD: Final = "Models"
 PATH: Final = f"/{SERVICE}/{METHOD}"
-HELP_PATH: Final = f"/{SERVICE}/{HELP_METHOD}"
-MODELS_PATH: Final = f"/{SERVICE}/{MODELS_METHOD}"
+NEIGHBOUR_SERVICE: Final = "tidegate.link.v1.Neighbour"  # of a device, with the same two methods, for other devices
 ASKER_KEY: Final = "asking-device"  # metadata of a device that asks for help: "edge/NAME"
 MAX_ENVELOPE_BYTES: Final = 8 * 1024 * 1024
 

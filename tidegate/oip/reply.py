@@ -10,6 +10,7 @@ fallback, a hedge, a lower precision or an answer that its model is not sure of 
     tidegate-resumed: from=edge/attic to=pool/main at=57 gap-ms=212 grade=exact        if others went on with it
     tidegate-split: head=edge/attic variant=int8 layer=/body/Relu_3       if the model was cut between layers
     tidegate-fallback-model: digits-small           if another model than the one asked for answers
+    tidegate-last-known: age-s=41.2; of=input       if nothing else was to be had than an old answer
     tidegate-helped-by: gateway/main; because=unfit; chosen=only   of a device that had its gateway answer
     tidegate-cut: its tenant's tokens are used up                                      if it ends before its time
     tidegate-attested: software; key=3f9a0c11d2e4a8b7; expires=2026-11-20T20:31:00Z   if it was required
@@ -43,6 +44,7 @@ BUDGET_LEFT_KEY: Final = "tidegate-budget-left-ms"
 TIMING_KEY: Final = "server-timing"
 HELPED_BY_KEY: Final = "tidegate-helped-by"
 FALLBACK_MODEL_KEY: Final = "tidegate-fallback-model"
+LAST_KNOWN_KEY: Final = "tidegate-last-known"
 HOME_KEY: Final = "tidegate-sequence-home"
 REQUEST_ID_KEY: Final = "tidegate-request-id"
 _PLAIN: Final = "/:;,.()[]{}@!*'"  # of a tensor's name, which may hold anything, and a header may not
@@ -55,6 +57,8 @@ def reply_parameters(reply: Reply) -> dict[str, str]:
         words |= route_words(reply.route)
     if reply.fallback_model:
         words[FALLBACK_MODEL_KEY] = reply.fallback_model
+    if reply.last_known:
+        words[LAST_KNOWN_KEY] = reply.last_known
     if reply.helped_by:
         words[HELPED_BY_KEY] = reply.helped_by
     if reply.cut:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import inf
 from typing import Final
 
 from tidegate.oip.budget import quoted_value
@@ -23,8 +24,12 @@ MIN_QUALITY_KEY: Final = "tidegate-min-quality"
 REQUIRE_KEY: Final = "tidegate-require"
 DEFER_KEY: Final = "tidegate-defer"
 RESUME_KEY: Final = "tidegate-resume"
+MAX_AGE_KEY: Final = "tidegate-max-age-s"
+SERIES_KEY: Final = "tidegate-series"
 ATTESTED: Final = "attested"
 
+_SERIES: Final = re.compile(r"[A-Za-z0-9._:/-]{1,128}", re.ASCII)
+_SECONDS: Final = re.compile(r"\d{1,9}(\.\d{0,9})?", re.ASCII)
 # float() alone would take "nan", "1_0" and a page of digits.
 _SHARE: Final = re.compile(r"[01](\.\d{0,15})?|\.\d{1,15}", re.ASCII)
 
@@ -102,6 +107,24 @@ def resumes_of(headers: Mapping[str, str], parameters: Parameters) -> bool:
     return may
 
 
+def max_age_of(headers: Mapping[str, str], parameters: Parameters) -> float:
+    """Seconds that an answer from memory may be old; 0: it must be computed. Raises InvalidRequest."""
+    most = inf
+    if MAX_AGE_KEY in headers:
+        most = _seconds(headers[MAX_AGE_KEY], f"header {MAX_AGE_KEY}")
+    if MAX_AGE_KEY in parameters:
+        most = min(most, _seconds(parameters[MAX_AGE_KEY], f"parameter {MAX_AGE_KEY!r}"))
+    return most
+
+
+def series_of(headers: Mapping[str, str], parameters: Parameters) -> str:
+    """The series of which the request is the newest; "" for none. Raises InvalidRequest."""
+    series = _name(SERIES_KEY, "a name", headers, parameters)
+    if series and not _SERIES.fullmatch(series):
+        raise InvalidRequest(f"{SERIES_KEY} must be 1 to 128 letters, digits and . _ : / -, got {quoted_value(series)}")
+    return series
+
+
 def check_is_no_gateways(call: Call, server_name: str) -> None:
     """Raises NotSupported for a requirement that only a gateway can keep: a target knows no evidence but its own."""
     if call.attested:
@@ -126,6 +149,16 @@ def _yes(value: Parameter, source: str) -> bool:
     if value in (False, "0", "false"):
         return False
     raise InvalidRequest(f"{source} must be 1 or 0, got {quoted_value(value)}")
+
+
+def _seconds(value: Parameter, source: str) -> float:
+    if isinstance(value, str):
+        seconds = float(value) if _SECONDS.fullmatch(value.strip()) else -1.0
+    else:
+        seconds = -1.0 if isinstance(value, bool) else float(value)
+    if not 0.0 <= seconds < inf:
+        raise InvalidRequest(f"{source} must be a number of seconds, 0 or more, got {quoted_value(value)}")
+    return seconds
 
 
 def _pin(value: Parameter, source: str) -> Pin:

@@ -16,10 +16,12 @@ from tidegate.oip.call import HOP_KEY
 from tidegate.oip.reply import HOME_KEY
 from tidegate.oip.request_constraints import (
     DEFER_KEY,
+    MAX_AGE_KEY,
     MIN_QUALITY_KEY,
     PIN_KEY,
     REQUIRE_KEY,
     RESUME_KEY,
+    SERIES_KEY,
     VARIANT_KEY,
     VERSION_KEY,
 )
@@ -33,10 +35,12 @@ KNOWN: Final = frozenset(
         DEFER_KEY,
         HOME_KEY,
         HOP_KEY,
+        MAX_AGE_KEY,
         MIN_QUALITY_KEY,
         PIN_KEY,
         REQUIRE_KEY,
         RESUME_KEY,
+        SERIES_KEY,
         TENANT_KEY,
         TPOT_HEADER,
         TTFT_HEADER,

@@ -184,3 +184,124 @@ class Link(object):
             timeout,
             metadata,
             _registered_method=True)
+
+
+class NeighbourStub(object):
+    """Of a device, on its gRPC port: other devices of its site ask it for help, as devices ask a gateway. It answers from its
+    own models, and only a Request whose Origin has the asking device's name as its whole path.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Help = channel.stream_stream(
+                '/tidegate.link.v1.Neighbour/Help',
+                request_serializer=tidegate_dot_rpc_dot_link__pb2.Envelope.SerializeToString,
+                response_deserializer=tidegate_dot_rpc_dot_link__pb2.Envelope.FromString,
+                _registered_method=True)
+        self.Models = channel.unary_unary(
+                '/tidegate.link.v1.Neighbour/Models',
+                request_serializer=tidegate_dot_rpc_dot_link__pb2.Nothing.SerializeToString,
+                response_deserializer=tidegate_dot_rpc_dot_link__pb2.Manifests.FromString,
+                _registered_method=True)
+
+
+class NeighbourServicer(object):
+    """Of a device, on its gRPC port: other devices of its site ask it for help, as devices ask a gateway. It answers from its
+    own models, and only a Request whose Origin has the asking device's name as its whole path.
+    """
+
+    def Help(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Models(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_NeighbourServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Help': grpc.stream_stream_rpc_method_handler(
+                    servicer.Help,
+                    request_deserializer=tidegate_dot_rpc_dot_link__pb2.Envelope.FromString,
+                    response_serializer=tidegate_dot_rpc_dot_link__pb2.Envelope.SerializeToString,
+            ),
+            'Models': grpc.unary_unary_rpc_method_handler(
+                    servicer.Models,
+                    request_deserializer=tidegate_dot_rpc_dot_link__pb2.Nothing.FromString,
+                    response_serializer=tidegate_dot_rpc_dot_link__pb2.Manifests.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'tidegate.link.v1.Neighbour', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('tidegate.link.v1.Neighbour', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Neighbour(object):
+    """Of a device, on its gRPC port: other devices of its site ask it for help, as devices ask a gateway. It answers from its
+    own models, and only a Request whose Origin has the asking device's name as its whole path.
+    """
+
+    @staticmethod
+    def Help(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/tidegate.link.v1.Neighbour/Help',
+            tidegate_dot_rpc_dot_link__pb2.Envelope.SerializeToString,
+            tidegate_dot_rpc_dot_link__pb2.Envelope.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Models(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.link.v1.Neighbour/Models',
+            tidegate_dot_rpc_dot_link__pb2.Nothing.SerializeToString,
+            tidegate_dot_rpc_dot_link__pb2.Manifests.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -1,4 +1,4 @@
-"""Help counts are what a device has asked of gateways for its local callers, and what became of it.
+"""Help counts are what a device has asked of gateways and neighbours for its local callers, and what became of it.
 
 `reason` is why a request needed help: `unfit` (no variant here takes it), `no-model`, `late` (by the queue here),
 `busy` (no room here), `down` (its worker is away), `unsure` (of its answer). `outcome` is a label of
@@ -21,6 +21,7 @@ class HelpCounts:
         self.requests: Counter[tuple[HelpReason, str]] = Counter()
         self.in_flight = 0
         self.gateways = 0  # that can be asked
+        self.neighbours = 0
         self.seconds = 0.0  # that answers took, together
 
     def __repr__(self) -> str:

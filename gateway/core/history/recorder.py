@@ -40,7 +40,7 @@ MAX_EVENTS_PER_REQUEST: Final = 64
 MAX_PACKED_BYTES: Final = 64  # whose decisions are still to be packed
 MOST_WORDS: Final = 256  # of an error, and of an id: both may be a stranger's
 
-What = Literal["look", "launched", "accepted", "begun", "differed", "answered", "failed", "cancelled"]
+What = Literal["look", "launched", "accepted", "begun", "differed", "answered", "failed", "cancelled", "lent"]
 
 _PIECE_BYTES: Final = 64  # of bytes as an object, and its place among the others
 
@@ -56,6 +56,7 @@ class RequestEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
                 the model judges itself
     failed      `words`
     cancelled   nothing: that attempt is not needed any more
+    lent        `words`: why nothing else answered than the gateway's memory, and `seconds`: how old that answer is
     """
 
     at: float

@@ -63,7 +63,13 @@ def cache_key(call: Call, version: str, *, mark: str, tenant: str) -> bytes | No
     return digest.digest()
 
 
-def uncacheable(call: Call, manifest: Manifest, max_input_bytes: int) -> str:
+def series_key(call: Call, version: str, *, mark: str, tenant: str, series: str) -> bytes | None:
+    """The key of the newest answer in a series of requests: as `cache_key`, by the series instead of the inputs."""
+    named = msgspec.structs.replace(call.request, inputs=())
+    return cache_key(msgspec.structs.replace(call, request=named), version, mark=mark, tenant=f"{tenant}\0{series}")
+
+
+def uncacheable(call: Call, manifest: Manifest, max_input_bytes: float) -> str:
     """Why an answer to this request is neither kept nor given from what is kept; "" where it may be."""
     request = call.request
     parameters = request.parameters

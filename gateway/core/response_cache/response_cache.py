@@ -4,22 +4,27 @@ Two bounds hold at once: of all answers together, and of each model's. Where eit
 asked for longest ago goes (least recently used): of the model where its own bound is exceeded, else of all. An answer
 that alone is larger than a bound is not kept, so that one large answer cannot empty the cache.
 
-An answer lives for its model's `ttl_s` from the moment at which it was kept; being asked for does not prolong it, or a
-popular wrong answer would live for ever. What has expired is dropped when it is asked for, or as the least recently
-used one: nothing walks over the entries while requests come.
+An answer is fresh for its model's `ttl_s` from the moment at which it was kept; being asked for does not prolong it, or
+a popular wrong answer would live for ever. For `stale_for_s` more it is the *last-known* answer, which is found only by
+those who ask for such (`last_known`). Then it is dropped when it is asked for, or as the least recently used one:
+nothing walks over the entries while requests come.
+
+An answer may be kept as last-known alone, under the key of a series of requests: it is never fresh.
 
 Invariants: the bytes held are the sum of the sizes of the entries and never exceed a bound; nothing is found at or
-after its end; nothing is found that was dropped. Pure.
+after its end, nor fresh at or after its `ttl_s`; nothing is found that was dropped. Pure.
 
 Sizes are estimates: the tensors' contents, and `OVERHEAD_BYTES` for all that stands around them.
 
-Source: NVIDIA Triton's response cache (exact match, LRU by bytes); the time to live is HTTP's (RFC 9111, max-age).
+Source: NVIDIA Triton's response cache (exact match, LRU by bytes); the time to live is HTTP's (RFC 9111,
+max-age), and last-known answers are its `stale-if-error` (RFC 5861).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Final, NamedTuple
 
 import msgspec
@@ -34,6 +39,7 @@ class CacheLimits(NamedTuple):
 
     ttl_s: float
     max_bytes: int
+    stale_for_s: float = 0.0  # after that, as last-known answers
 
 
 class KeptAnswer(msgspec.Struct, frozen=True):
@@ -49,7 +55,16 @@ class _CacheEntry(NamedTuple):
     model: str
     answer: KeptAnswer
     size_bytes: int
+    kept_at: float
+    fresh_until: float
     ends_at: float
+
+
+class LastKnown(NamedTuple):
+    """A last-known answer, and how old it is."""
+
+    answer: KeptAnswer
+    age_s: float
 
 
 class ResponseCache:
@@ -68,20 +83,35 @@ class ResponseCache:
         self._of_model: dict[str, OrderedDict[bytes, None]] = {model: OrderedDict() for model in limits}
         self._bytes_of_model: dict[str, int] = dict.fromkeys(limits, 0)
 
-    def find(self, key: bytes, now: float) -> KeptAnswer | None:
-        """The answer to this request, where one is known."""
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        if now >= entry.ends_at:
-            self.drop(key)
+    def find(self, key: bytes, now: float, max_age_s: float = inf) -> KeptAnswer | None:
+        """The fresh answer to this request, where one is known that is younger than `max_age_s`."""
+        entry = self._standing(key, now)
+        if entry is None or now >= entry.fresh_until or now - entry.kept_at >= max_age_s:
             return None
         self._entries.move_to_end(key)
         self._of_model[entry.model].move_to_end(key)
         return entry.answer
 
-    def keep(self, key: bytes, model: str, answer: KeptAnswer, now: float) -> bool:
-        """Keep an answer instead of the one before it; False where it is too large, or its model has no limits."""
+    def last_known(self, key: bytes, now: float, max_age_s: float = inf) -> LastKnown | None:
+        """The answer to this request, fresh or not, where one younger than `max_age_s` is known."""
+        entry = self._standing(key, now)
+        if entry is None or now - entry.kept_at >= max_age_s:
+            return None
+        return LastKnown(entry.answer, now - entry.kept_at)
+
+    def _standing(self, key: bytes, now: float) -> _CacheEntry | None:
+        entry = self._entries.get(key)
+        if entry is not None and now >= entry.ends_at:
+            self.drop(key)
+            return None
+        return entry
+
+    def keep(self, key: bytes, model: str, answer: KeptAnswer, now: float, *, fresh: bool = True) -> bool:
+        """Keep an answer instead of the one before it; False where it is too large, or its model has no limits.
+
+        Args:
+            fresh: False: it is a last-known answer from the beginning.
+        """
         limits = self.limits.get(model)
         size = size_of(answer.response)
         if limits is None or size > min(limits.max_bytes, self._max_bytes):
@@ -91,7 +121,8 @@ class ResponseCache:
             self._evict(next(iter(self._of_model[model])))
         while self.held_bytes + size > self._max_bytes:
             self._evict(next(iter(self._entries)))
-        self._entries[key] = _CacheEntry(model, answer, size, now + limits.ttl_s)
+        fresh_until = now + limits.ttl_s if fresh else now
+        self._entries[key] = _CacheEntry(model, answer, size, now, fresh_until, fresh_until + limits.stale_for_s)
         self._of_model[model][key] = None
         self._bytes_of_model[model] += size
         self.held_bytes += size

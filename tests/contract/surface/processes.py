@@ -22,6 +22,7 @@ from prometheus_client.metrics_core import Metric
 from cloud_pool.metrics import PoolMetrics
 from edge_agent.configuration.families import configuration_families as settings_families
 from edge_agent.core.help.help_counts import HelpCounts
+from edge_agent.core.help.neighbour_counts import NeighbourCounts
 from edge_agent.offline.routes import device_routes as edge_routes
 from edge_agent.serving.metrics import EdgeMetrics
 from gateway.app import Gateway
@@ -185,7 +186,11 @@ def _of_an_edge() -> list[Metric]:
     sync = SimpleNamespace(connected=True, epoch=1)
     helped = HelpCounts()
     helped.requests["unfit", "ok"] += 1
-    counts = EdgeMetrics(*cast(Any, (host, list, queue, sensors, sync)), sandbox={"files": True}, helped=helped)
+    answered = NeighbourCounts()
+    answered.requests["ok"] += 1
+    counts = EdgeMetrics(
+        *cast(Any, (host, list, queue, sensors, sync)), sandbox={"files": True}, helped=helped, answered=answered
+    )
     settings = cast(Any, SimpleNamespace(report=ConfigurationReport(RolloutState.COMMITTED, "0")))
     return _with_loop_lag(lambda: [*counts.collect(), *settings_families(settings)])
 

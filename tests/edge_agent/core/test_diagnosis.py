@@ -81,6 +81,31 @@ def test_a_finding_has_a_verdict_and_where_something_is_wrong_what_to_do(
     assert bool(finding.advice) == (verdict != "ok")
 
 
+NEAR = {"neighbour": "edge/near", "helps": True, "why_not": "", "asked_first_for": ["digits", "minilm"]}
+AWAY = {"neighbour": "edge/far", "helps": False, "why_not": "it answers no neighbours", "asked_first_for": []}
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict", "words"),
+    [
+        (None, "ok", "neighbours: near, far"),
+        (
+            [NEAR],
+            "ok",
+            "can be asked now: edge/near (first for digits, minilm); not edge/far: no address of it is known",
+        ),
+        ([NEAR, AWAY], "ok", "not edge/far: it answers no neighbours"),
+        ([AWAY], "warning", "nobody can be asked: edge/far: it answers no neighbours; edge/near: no address"),
+    ],
+)
+def test_which_neighbours_would_be_asked_and_why_not(
+    told: list[dict[str, object]] | None, verdict: str, words: str
+) -> None:
+    finding = diagnosis.asking_for_help(configured=True, reached={}, told=told, neighbours=("near", "far"))
+    assert (finding.verdict, words in finding.words) == (verdict, True), finding
+    assert ("answer_neighbours" in finding.advice) == (verdict != "ok")
+
+
 @pytest.mark.parametrize(
     ("reached", "dial_out", "advertised", "callers", "verdict", "words"),
     [

@@ -51,6 +51,7 @@ async def test_an_edge_says_on_a_port_of_its_own_what_it_serves(tmp_path: Path) 
     keys = {"grpc_port": 0, "http_port": None, "metrics_port": 0, "model_repository": models, "models": ["double"]}
     (tmp_path / "device.yaml").touch()
     more = {"device_file": tmp_path / "device.yaml", "help": {}, "gateways": ["127.0.0.1:9"]}
+    more["answer_neighbours"] = {"devices": ["*"]}
     config = load(EdgeConfig, name="kiosk-1", state_dir=tmp_path / "state", warmup_budget_s=0.5, **keys, **more)
     async with EdgeApp(config, boot=boot_configuration(config)) as app:
         tensor = array_to_tensor("x", np.ones((2, 2), dtype=np.float32), Datatype.FP32)

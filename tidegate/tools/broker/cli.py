@@ -82,6 +82,7 @@ def broker() -> None:
 @click.option("--new-password", "renewed", multiple=True, metavar="USER", help="Give this user another password.")
 @click.option("--no-tls", is_flag=True, help="Without encryption, for a network that you trust with passwords.")
 @click.option("--port", type=click.IntRange(1, 65535), default=None, help="Default: 8883, without TLS 1883.")
+@click.option("--neighbours", is_flag=True, help="Let devices read where others are, to ask them for help.")
 @click.option("--host", default="localhost", show_default=True, help="The broker's host, for the addresses shown.")
 @click.option(
     "--pki",
@@ -104,6 +105,7 @@ def config(
     renewed: tuple[str, ...],
     no_tls: bool,
     port: int | None,
+    neighbours: bool,
     host: str,
     pki_folder: Path | None,
     owner: FileOwner | None,
@@ -125,7 +127,7 @@ def config(
     try:
         plan = MosquittoPlan(fleet, gateways or ("main",), (installed_at or folder).resolve(), users)
         plan = replace(plan, port=port or (1883 if no_tls else 8883), encrypted=not no_tls)
-        plan = replace(plan, run_as=reader.user if reader else None, pools=pools)
+        plan = replace(plan, run_as=reader.user if reader else None, pools=pools, neighbours=neighbours)
         named = [*map(gateway_user, plan.gateways), *map(pool_user, pools)]
         names = [*named, *(checked_name(one, "the device's name") for one in devices)]
         given = write(plan, folder, names if users == "passwords" else (), renewed=renewed, owner=reader)

@@ -47,6 +47,7 @@ class MosquittoPlan:
         data_dir: where it keeps retained messages; None: in memory only.
         run_as: the system's user that it becomes when root starts it; None: its own default, `mosquitto`.
         pools: pools that announce themselves.
+        neighbours: whether devices may read where the others are, for `help.neighbours` of an edge.
     """
 
     fleet: str
@@ -59,6 +60,7 @@ class MosquittoPlan:
     data_dir: PurePath | None = _DATA_DIR
     run_as: str | None = None
     pools: tuple[str, ...] = ()
+    neighbours: bool = False
 
     def __post_init__(self) -> None:
         Topics(self.fleet)
@@ -91,6 +93,11 @@ def acl_text(plan: MosquittoPlan) -> str:
         f"pattern read  {root}/gw/#",
         f"pattern read  {root}/down/g/#",
     ]
+    if plan.neighbours:
+        lines += [
+            "# Neighbours ask each other for help, and read for it where the others are.",
+            f"pattern read  {root}/up/+/birth",
+        ]
     for gateway in plan.gateways:
         lines += [
             "",

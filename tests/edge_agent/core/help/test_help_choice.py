@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edge_agent.core.help.help_breaker import FAILURES, FIRST_PAUSE_S, LONGEST_PAUSE_S, HelpBreaker
 from edge_agent.core.help.help_choice import (
     HelpChoice,
-    HelpingGateway,
+    HelpingPeer,
     HelpLimits,
     HelpNeed,
     Place,
@@ -22,8 +22,8 @@ from edge_agent.core.help.help_choice import (
 from edge_agent.core.help.help_times import LEAST_PATIENCE_S, MOST_MODELS, HelpTimes
 
 LIMITS = HelpLimits(max_in_flight=4, max_request_bytes=1000)
-MAIN, SLOW = HelpingGateway("main:8006", 0.1), HelpingGateway("slow:8006", 0.9)
-NEW, DOWN = HelpingGateway("new:8006", None), HelpingGateway("down:8006", 0.01, "its link is lost")
+MAIN, SLOW = HelpingPeer("main:8006", 0.1), HelpingPeer("slow:8006", 0.9)
+NEW, DOWN = HelpingPeer("new:8006", None), HelpingPeer("down:8006", 0.01, "its link is lost")
 
 seconds = st.floats(0.0, 100.0)
 needs = st.builds(
@@ -36,7 +36,7 @@ needs = st.builds(
 )
 gateways = st.lists(
     st.builds(
-        HelpingGateway,
+        HelpingPeer,
         st.sampled_from(("a:1", "b:1", "c:1")),
         st.one_of(st.none(), seconds),
         st.sampled_from(("", "", "down")),
@@ -53,13 +53,13 @@ def need(**changes: object) -> HelpNeed:
     ("asked", "known", "in_flight", "place", "gateway"),
     [
         (need(here_s=0.9), [MAIN], 0, "here", ""),  # in time here: nobody is bothered
-        (need(here_s=1.1), [MAIN], 0, "gateway", "main:8006"),  # late here, in time there
-        (need(here_s=1.1), [SLOW, MAIN], 0, "gateway", "main:8006"),  # the quicker of two
-        (need(here_s=1.1), [HelpingGateway("m", 1.2)], 0, "here", ""),  # late at both: the queue here decides
-        (need(), [HelpingGateway("m", 1.2)], 0, "gateway", "m"),  # never here: a small chance is worth a question
-        (need(), [HelpingGateway("m", 1.7)], 0, "nowhere", ""),  # and provable lateness is not
-        (need(), [NEW], 0, "gateway", "new:8006"),
-        (need(), [DOWN, SLOW], 0, "gateway", "slow:8006"),
+        (need(here_s=1.1), [MAIN], 0, "peer", "main:8006"),  # late here, in time there
+        (need(here_s=1.1), [SLOW, MAIN], 0, "peer", "main:8006"),  # the quicker of two
+        (need(here_s=1.1), [HelpingPeer("m", 1.2)], 0, "here", ""),  # late at both: the queue here decides
+        (need(), [HelpingPeer("m", 1.2)], 0, "peer", "m"),  # never here: a small chance is worth a question
+        (need(), [HelpingPeer("m", 1.7)], 0, "nowhere", ""),  # and provable lateness is not
+        (need(), [NEW], 0, "peer", "new:8006"),
+        (need(), [DOWN, SLOW], 0, "peer", "slow:8006"),
         (need(), [DOWN], 0, "nowhere", ""),
         (need(), [], 0, "nowhere", ""),
         (need(here_s=1.1), [], 0, "here", ""),
@@ -71,27 +71,27 @@ def need(**changes: object) -> HelpNeed:
     ],
 )
 def test_a_request_goes_where_it_is_in_time(
-    asked: HelpNeed, known: list[HelpingGateway], in_flight: int, place: Place, gateway: str
+    asked: HelpNeed, known: list[HelpingPeer], in_flight: int, place: Place, gateway: str
 ) -> None:
     choice = choose_place(asked, known, in_flight, LIMITS)
-    assert (choice.place, choice.gateway) == (place, gateway)
-    assert bool(choice.why) == (place != "gateway")
+    assert (choice.place, choice.peer) == (place, gateway)
+    assert bool(choice.why) == (place != "peer")
 
 
 @given(needs, gateways, st.integers(0, 8))
 def test_a_request_is_sent_only_where_everything_allows_it(
-    asked: HelpNeed, known: list[HelpingGateway], in_flight: int
+    asked: HelpNeed, known: list[HelpingPeer], in_flight: int
 ) -> None:
     choice: HelpChoice = choose_place(asked, known, in_flight, LIMITS)
 
-    if choice.place == "gateway":
+    if choice.place == "peer":
         assert not asked.stays, "it is pinned"
         assert not asked.asked, "it was asked for once"
         assert asked.left_s > 0.0, "its budget is over"
         assert asked.here_s > asked.left_s, "it could be computed here in time"
         assert asked.size_bytes <= LIMITS.max_request_bytes
         assert in_flight < LIMITS.max_in_flight
-        assert any(one.name == choice.gateway and not one.why_not for one in known)
+        assert any(one.name == choice.peer and not one.why_not for one in known)
     elif choice.place == "nowhere":
         assert asked.here_s == inf, "it can be tried here"
 

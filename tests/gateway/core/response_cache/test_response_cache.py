@@ -128,3 +128,24 @@ def test_bytes_stay_within_both_bounds_and_the_cache_agrees_with_a_plain_model(
             held = [one[1] for one in plain.values() if one[0] == each]
             assert kept.of_model(each) == (len(held), sum(held))
             assert sum(held) <= limit.max_bytes
+
+
+def test_an_old_answer_is_the_last_known_one_for_its_time_and_no_longer_found_as_a_fresh_one() -> None:
+    kept = ResponseCache(100 * EACH, {"m": CacheLimits(10.0, 100 * EACH, stale_for_s=5.0)})
+    kept.keep(b"k", "m", answer(), now=100.0)
+    assert kept.last_known(b"k", now=101.0) is not None  # a fresh one as well, where no target serves its version
+    assert kept.find(b"k", now=110.0) is None
+    old = kept.last_known(b"k", now=114.0)
+    assert old is not None and old.age_s == 14.0
+    assert kept.last_known(b"k", now=114.0, max_age_s=14.0) is None
+    assert kept.find(b"k", now=104.0, max_age_s=4.0) is None
+    assert kept.last_known(b"k", now=115.0) is None
+    assert len(kept) == 0
+
+
+def test_an_answer_may_be_kept_as_a_last_known_one_from_the_beginning() -> None:
+    kept = ResponseCache(100 * EACH, {"m": CacheLimits(10.0, 100 * EACH, stale_for_s=5.0)})
+    kept.keep(b"k", "m", answer(), now=100.0, fresh=False)
+    assert kept.find(b"k", now=100.0) is None
+    assert kept.last_known(b"k", now=104.9) is not None
+    assert kept.last_known(b"k", now=105.0) is None

@@ -151,6 +151,7 @@ def known_answers() -> KnownAnswers:
     counts = SimpleNamespace(
         outcomes={("minilm", "hit"): 1},
         kept={("minilm", "kept"): 1},
+        lent={("minilm", "nothing_alive"): 1},
         cache=SimpleNamespace(evicted=0),
         rows=lambda: [("minilm", 1, 2, 1, 4096)],
     )
