@@ -103,18 +103,16 @@ def app(args: Mapping[str, Any]) -> Any:
     """Serve's builder: an application with one deployment, `pool`.
 
     Args:
-        args: `config`: the pool's file, on every node; `replicas` (1): how many at first, or "external" for
-            `tidegate ray-scale` to say; `cpus` (1), `gpus` (0), `memory_bytes`: what Ray sets aside for each. Ray
-            divides a GPU by the books only: where replicas share one, the pool's `memory_limit_bytes` has to hold it.
-            Further keys are the pool's own and go before the file's.
+        args: `config`: the pool's file, on every node; `replicas` (1): how many at first, which is each time that the
+            application is deployed; `cpus` (1), `gpus` (0), `memory_bytes`: what Ray sets aside for each. Ray divides a
+            GPU by the books only: where replicas share one, the pool's `memory_limit_bytes` has to hold it. Further
+            keys are the pool's own and go before the file's.
 
     Raises:
         ValueError: a value does not fit, or there is neither a file nor keys.
     """
     given = dict(args)
-    path, scaled = str(given.pop("config", "")), given.get("replicas") == "external"
-    replicas = 1 if scaled else int(given.pop("replicas", 1))
-    given.pop("replicas", None)
+    path, replicas = str(given.pop("config", "")), int(given.pop("replicas", 1))
     cpus, gpus = float(given.pop("cpus", 1.0)), float(given.pop("gpus", 0.0))
     memory_bytes = int(given.pop("memory_bytes", 0))
     if replicas < 1 or cpus < 0 or gpus < 0 or memory_bytes < 0:

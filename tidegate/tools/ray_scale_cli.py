@@ -1,9 +1,9 @@
 """`tidegate ray-scale` gives Ray Serve the number of pool replicas that a gateway's `/scaling` asks for.
 
-Serve calls it an external scaler: it starts and ends replicas, and somebody else says how many. The gateway's signal has
-held back already (`scaling.scale_down_s`), so it is handed on as it is, whenever it changes, and once a minute besides,
-since Serve forgets it with an application that is deployed again. A gateway that does not know the need yet, and one
-that does not answer, change nothing.
+Serve calls it an external scaler: it starts and ends replicas, and somebody else says how many. The gateway's signal
+has held back already (`scaling.scale_down_s`), so it is handed on as it is, wherever Serve aims at another number: also
+after an application was deployed again, with which Serve forgets what it was told. A gateway that does not know the need
+yet, and one that does not answer, change nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError, URLError
@@ -25,24 +24,11 @@ from tidegate.runtime.duration import Duration
 from tidegate.runtime.events import emit
 
 _WITHIN_S: Final = 5.0
-_AGAIN_S: Final = 60.0
-_MOST_BYTES: Final = 1 << 16
+_MOST_BYTES: Final = 1 << 24  # Serve lists all that it has
 
 
 class NoAnswer(click.ClickException):
     """One of the two sides did not answer, or not with what is expected."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleState:
-    """What Serve was told last, and when; nothing yet."""
-
-    replicas: int = 0
-    at: float = float("-inf")
-
-    def due(self, needed: int | None, now: float) -> bool:
-        """Whether Serve is to hear the need: it is known, and another one, or was told long ago."""
-        return needed is not None and (needed != self.replicas or now - self.at >= _AGAIN_S)
 
 
 def needed_of(told: Any) -> int | None:
@@ -50,6 +36,17 @@ def needed_of(told: Any) -> int | None:
     if not isinstance(told, dict) or not isinstance(told.get("pool_replicas_needed"), int):
         raise NoAnswer(f"what the gateway tells is no need for replicas: {json.dumps(told)[:200]}")
     return int(told["pool_replicas_needed"]) if told.get("known", True) else None
+
+
+def target_of(told: Any, application: str, deployment: str) -> int:
+    """How many replicas Serve aims at, in what it lists. Raises NoAnswer where that is not among it."""
+    try:
+        return int(told["applications"][application]["deployments"][deployment]["target_num_replicas"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise NoAnswer(
+            f"Serve has no deployment {deployment!r} in an application {application!r}; --application and --deployment "
+            "name what `serve status` lists"
+        ) from error
 
 
 @click.command(name="ray-scale", epilog="""\b
@@ -72,25 +69,42 @@ def ray_scale(gateway: str, serve: str, application: str, deployment: str, every
     The application has to have `external_scaler_enabled: true` (docs/ray.md). Runs until Ctrl-C; of several at once
     each says the same. Events go to stdout, one JSON object a line.
     """
-    scaled = f"/api/v1/applications/{quote(application, safe='')}/deployments/{quote(deployment, safe='')}/scale"
+    there = _ServeDeployment(serve.rstrip("/"), application, deployment)
     try:
-        asyncio.run(_follow(gateway.rstrip("/") + "/scaling", serve.rstrip("/") + scaled, every_s, once))
+        asyncio.run(_follow(gateway.rstrip("/") + "/scaling", there, every_s, once))
     except KeyboardInterrupt:
         sys.exit(130)
 
 
-async def _follow(scaling: str, scaled: str, every_s: float, once: bool) -> None:
-    state, trouble = ScaleState(), ""
+class _ServeDeployment:
+    """One deployment, by Ray's REST interface. Blocks."""
+
+    def __init__(self, address: str, application: str, deployment: str) -> None:
+        self._listed = f"{address}/api/serve/applications/"
+        names = f"applications/{quote(application, safe='')}/deployments/{quote(deployment, safe='')}"
+        self._scaled = f"{address}/api/v1/{names}/scale"
+        self._application, self._deployment = application, deployment
+
+    def aim_at(self, replicas: int) -> bool:
+        """Have so many; False where Serve does already. Raises NoAnswer."""
+        if target_of(_ask(self._listed), self._application, self._deployment) == replicas:
+            return False
+        _ask(self._scaled, {"target_num_replicas": replicas})
+        return True
+
+    def __repr__(self) -> str:
+        return f"<_ServeDeployment {self._scaled}>"
+
+
+async def _follow(scaling: str, there: _ServeDeployment, every_s: float, once: bool) -> None:
+    trouble = ""
     while True:
         try:
             needed = needed_of(await asyncio.to_thread(_ask, scaling))
+            if needed is not None and await asyncio.to_thread(there.aim_at, needed):
+                emit("scaled", replicas=needed)
             if once and needed is None:
                 raise NoAnswer(f"{scaling}: the need is not known yet; a gateway knows it a minute after its start")
-            if needed is not None and state.due(needed, clock.now()):
-                await asyncio.to_thread(_ask, scaled, {"target_num_replicas": needed})
-                if needed != state.replicas:
-                    emit("scaled", replicas=needed)
-                state = ScaleState(needed, clock.now())
             if trouble:
                 emit("back")
             trouble = ""
@@ -119,15 +133,8 @@ def _ask(url: str, body: dict[str, int] | None = None) -> Any:
                 raw = error.read(_MOST_BYTES)
             if error.code != 503 or body is not None:
                 said = raw.decode(errors="replace").strip()[:300]
-                raise NoAnswer(f"{url}: HTTP {error.code}: {said}{_way_out(error.code, body)}") from error
+                way_out = "" if body is None else "; the application needs `external_scaler_enabled: true`"
+                raise NoAnswer(f"{url}: HTTP {error.code}: {said}{way_out}") from error
         return json.loads(raw)
     except (URLError, OSError, HTTPException, ValueError) as error:
         raise NoAnswer(f"{url}: {error.reason if isinstance(error, URLError) else error}") from error
-
-
-def _way_out(status: int, body: dict[str, int] | None) -> str:
-    if body is None:
-        return "; --gateway names the metrics port of a gateway"
-    if status == 404:
-        return "; --application and --deployment name what `serve status` lists"
-    return "; the application needs `external_scaler_enabled: true`"

@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Any, Final
 from urllib.error import URLError
 
+from tidegate import clock
+
 ROOT: Final = Path(__file__).parents[3]
 PYTHON: Final = ROOT / ".venv-ray" / "bin" / "python"
 DASHBOARD: Final = 18265
@@ -38,8 +40,8 @@ class RayCluster:
             self._head = subprocess.Popen(
                 words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, cwd=ROOT
             )
-        ends_at = time.monotonic() + _UP_WITHIN_S
-        while time.monotonic() < ends_at:
+        ends_at = clock.now() + _UP_WITHIN_S
+        while clock.now() < ends_at:
             with suppress(URLError, OSError, ValueError):
                 self.ask("/api/serve/applications/")
                 return self
@@ -82,11 +84,11 @@ class RayCluster:
         self.ask("/api/serve/applications/", {"proxy_location": "Disabled", "applications": [application]}, "PUT")
 
     def replicas(self) -> dict[str, tuple[int, str]]:
-        """By Serve's own id: pid and state."""
+        """By Serve's own id: pid, 0 of one that is not placed yet, and state."""
         found = self.ask("/api/serve/applications/")["applications"]
         deployments = found.get("pool", {}).get("deployments", {})
         listed = deployments.get("pool", {}).get("replicas", [])
-        return {one["replica_id"]: (one["pid"], one["state"]) for one in listed}
+        return {one["replica_id"]: (one.get("pid") or 0, one["state"]) for one in listed}
 
     def status(self) -> str:
         """Of the application, with its message."""

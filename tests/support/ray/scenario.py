@@ -105,7 +105,7 @@ class Scenario:
     async def _phases(self, cluster: RayCluster, addresses: dict[str, str]) -> None:
         self._cluster, self._admin = cluster, addresses["admin"]
         load = Load(f"{addresses['http']}/v2/models/{MODEL}/infer")
-        args: dict[str, Any] = {"config": str(self._folder / "pool.yaml"), "replicas": "external", "cpus": 0.2}
+        args: dict[str, Any] = {"config": str(self._folder / "pool.yaml"), "replicas": 1, "cpus": 0.2}
         cluster.deploy(**args)
         self.told["first_s"] = await self._until(lambda: self._ready() == 1)
         async with self._signal(2), self._scaler():
@@ -113,16 +113,13 @@ class Scenario:
             loading = asyncio.create_task(load.run(), name="load")
             await clock.sleep(3.0)
             load.phase = "killed"
-            victim, (pid, _) = next(iter(cluster.replicas().items()))
+            victim, pid = next((id, pid) for id, (pid, state) in cluster.replicas().items() if state == "RUNNING")
             os.kill(pid, signal.SIGKILL)
-            back = lambda: victim not in cluster.replicas() and self._ready() == 2  # noqa: E731
-            self.told["back_s"] = await self._until(back)
+            self.told["back_s"] = await self._until(lambda: self._whole({victim}))
             load.phase = "updated"
             before = set(cluster.replicas())
-            cluster.deploy(**args, max_message_bytes=32 << 20)
-            self.told["updated_s"] = await self._until(
-                lambda: not before & set(cluster.replicas()) and self._ready() == 2
-            )
+            cluster.deploy(**{**args, "replicas": 2}, max_message_bytes=32 << 20)
+            self.told["updated_s"] = await self._until(lambda: self._whole(before))
         load.phase = "fewer"
         cluster.ask("/api/v1/applications/pool/deployments/pool/scale", {"target_num_replicas": 1}, "POST")
         self.told["fewer_s"] = await self._until(lambda: self._ready() == 1 and len(cluster.replicas()) == 1)
@@ -132,6 +129,12 @@ class Scenario:
         cluster.ask("/api/serve/applications/", method="DELETE")
         self.told["ended_s"] = await self._until(lambda: self._ready() == 0)
         self.told |= {"sent": load.sent, "failed": load.failed, "status": cluster.status()}
+
+    def _whole(self, gone: set[str]) -> bool:
+        """Two replicas run and none of those that are to be gone, as Serve says, and as the gateway does."""
+        there = self._cluster.replicas()
+        states = [state for _, state in there.values()]
+        return states == ["RUNNING"] * 2 and not gone & set(there) and self._ready() == 2
 
     def _ready(self) -> int:
         """Targets that the gateway can use."""
