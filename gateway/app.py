@@ -784,27 +784,30 @@ class Gateway:
 
     async def _open_admin_port(self) -> None:
         config, overview = self.config, self._keeper.overview if self._keeper is not None else None
+        operators, console = operator_routes(
+            name=config.name,
+            fleet=self.fleet,
+            catalog=self.catalog,
+            dispatcher=self.dispatcher,
+            directory=self.directory,
+            broker_rights=self.broker_rights,
+            admission=self.admission,
+            watch=self.watch,
+            policy=config.policy,
+            rollouts=lambda: self._shipping.rollouts.all.values() if self._shipping else (),
+            trials=self.trials,
+            others=self._other_conditions,
+            peers=self.peers,
+            processes=overview,
+            admitted=overview.admission if overview is not None else None,
+            helped=lambda: help_json(None if self.help is None else self.help.askers),
+            cached=lambda: cache_json(self.known_answers if overview is None else None),  # a keeper has no callers
+            configured=self._configured,
+        )
+        if console is not None and self._worker is None:
+            await self._stack.enter_async_context(console)
         routes = [
-            *operator_routes(
-                name=config.name,
-                fleet=self.fleet,
-                catalog=self.catalog,
-                dispatcher=self.dispatcher,
-                directory=self.directory,
-                broker_rights=self.broker_rights,
-                admission=self.admission,
-                watch=self.watch,
-                policy=config.policy,
-                rollouts=lambda: self._shipping.rollouts.all.values() if self._shipping else (),
-                trials=self.trials,
-                others=self._other_conditions,
-                peers=self.peers,
-                processes=overview,
-                admitted=overview.admission if overview is not None else None,
-                helped=lambda: help_json(None if self.help is None else self.help.askers),
-                cached=lambda: cache_json(self.known_answers if overview is None else None),  # a keeper has no callers
-                configured=self._configured,
-            ),
+            *operators,
             *(self._shipping.admin_routes() if self._shipping is not None else ()),
             *(self.ingest_service.routes() if self.ingest_service is not None and config.mqtt else ()),
             *trial_routes(self.trials),

@@ -60,6 +60,9 @@ def keys() -> None:
 keys.add_command(signing)
 
 
+_key_as_json = click.option("--json", "as_json", is_flag=True, help="The key with its grant, as JSON.")
+
+
 @keys.command()
 @_file
 @click.option("--tenant", required=True, help="The tenant whose limits its requests count against.")
@@ -93,7 +96,16 @@ keys.add_command(signing)
 @click.option("--max-in-flight", type=click.IntRange(1), help="Its requests in flight at once.")
 @click.option("--note", default="", help="A note on its owner; shown in lists.")
 @owner_option("the file's own, for a new one who runs this")
-def create(path: Path, tenant: str, expires: float | None, note: str, owner: FileOwner | None, **given: Any) -> None:
+@_key_as_json
+def create(
+    path: Path,
+    tenant: str,
+    expires: float | None,
+    note: str,
+    owner: FileOwner | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
     """Make a key for a client and print it, once.
 
     \b
@@ -116,7 +128,7 @@ def create(path: Path, tenant: str, expires: float | None, note: str, owner: Fil
     with edit_keys(path, owner) as records:
         records[record.id] = record
     click.echo(f"key {record.id} of tenant {tenant} is in {path}; it is shown here and never again:", err=True)
-    click.echo(key)
+    click.echo(json.dumps({**_row(record, now), "key": key}) if as_json else key)
     audit_log.note(
         audit_log.beside(path), "key-created", id=record.id, tenant=tenant, models=list(grant.models),
         rights=list(grant.rights), expires=_date(record.expires_at),
@@ -160,7 +172,8 @@ def list_(path: Path, as_json: bool) -> None:
     show_default=True,
     help="How long the old secret stays valid.",
 )
-def rotate(path: Path, id: str, overlap: float) -> None:
+@_key_as_json
+def rotate(path: Path, id: str, overlap: float, as_json: bool) -> None:
     """Give key ID a new secret and print it; the old secret stays valid for a while.
 
     \b
@@ -172,7 +185,7 @@ def rotate(path: Path, id: str, overlap: float) -> None:
         record = _valid(records, id, path, now)
         records[id], key = with_new_secret(record, secrets.token_bytes(SECRET_BYTES), utc_s=now, overlap_s=overlap)
     click.echo(f"key {id} has a new secret; the old one is good for another {overlap:g} s:", err=True)
-    click.echo(key)
+    click.echo(json.dumps({**_row(records[id], now), "key": key}) if as_json else key)
     audit_log.note(
         audit_log.beside(path), "key-rotated", id=id, tenant=record.grant.tenant, old_good_until=_date(now + overlap)
     )

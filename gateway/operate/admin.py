@@ -4,7 +4,8 @@
     GET /debug/conditions  conditions by target, each with its beginning and its evidence
     GET /debug/decisions   finished requests with all their numbers, newest first: the last ones (?last=N), all of one
                            id (?id=ID, with hindsight), filtered by late, failed or hedged (?late=1 …), by model, target
-                           or tenant, and the slowest (?slowest=N); at most MOST_AT_ONCE, from an offset on (?skip=N)
+                           or tenant, and the slowest (?slowest=N); at most MOST_AT_ONCE, from an offset on (?skip=N);
+                           those that had ended at an instant of the machine's clock (?before=SECONDS)
     GET /debug/recording   requests and links as they come, for so many seconds (?for=60): `tidegate record`
     GET /healthz           200 while the process answers at all
 
@@ -171,6 +172,10 @@ def _sought(query: Mapping[str, str]) -> tuple[RecordFilter, int, int]:
         skip = max(0, int(query.get("skip", "0")))
     except ValueError:
         raise web.HTTPBadRequest(text="`last`, `slowest` and `skip` must be whole numbers") from None
+    try:
+        before = float(query.get("before", "inf"))
+    except ValueError:
+        raise web.HTTPBadRequest(text="`before` must be seconds of the machine's clock") from None
     late, failed, hedged = (query.get(name, "0") != "0" for name in ("late", "failed", "hedged"))
     model, target, tenant = (query.get(name, "") for name in ("model", "target", "tenant"))
     sought = RecordFilter(
@@ -181,6 +186,7 @@ def _sought(query: Mapping[str, str]) -> tuple[RecordFilter, int, int]:
         target=target,
         tenant=tenant,
         slowest="slowest" in query,
+        before=before,
     )
     return sought, most, skip
 

@@ -62,8 +62,8 @@ def operator_routes(
     cached: Callable[[], list[dict[str, Any]]] = list,
     configured: Callable[[float], dict[str, Any]] = lambda _now: configuration_json(None, 0.0),
     helped: Callable[[], list[dict[str, Any]]] = list,
-) -> list[web.RouteDef]:
-    """Return the admin port's routes; with the console's if `watch` is given.
+) -> tuple[list[web.RouteDef], Console | None]:
+    """Return the admin port's routes, and the console if `watch` is given: it is entered by the caller.
 
     Args:
         others: the conditions at an instant that are of no target.
@@ -94,7 +94,7 @@ def operator_routes(
         web.get("/debug/recording", recordings.stream),
     ]
     if watch is None:
-        return admin
+        return admin, None
     console_view = ConsoleView(
         name=name,
         watch=watch,
@@ -108,7 +108,8 @@ def operator_routes(
         others=others,
         admitted=admitted,
     )
-    return [*admin, *Console(console_view).routes()]
+    console = Console(console_view)
+    return [*admin, *console.routes()], console
 
 
 def admin_middlewares(

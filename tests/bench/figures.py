@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from tests.bench import history, provenance
 from tests.bench.provenance import ROOT, SHORT
+from tests.bench.svg_chart import Point, Series, SvgChart
 
 RESULTS: Final = Path(__file__).parent / "results"
 UNMEASURED: Final = "not measured yet"
@@ -152,6 +153,11 @@ def rewritten(text: str, sources: Sources) -> str:
     return MARKER.sub(written, text)
 
 
+def without_stale(picture: str) -> str:
+    """A plot as it would be if no figure were stale."""
+    return _STALE.sub("", picture)
+
+
 def without_marks(text: str) -> str:
     """A page as it would be if no figure were stale."""
     return MARKER.sub(lambda found: f"{found['begin']}{_STALE.sub('', found['text'])}{found['end']}", text)
@@ -257,6 +263,60 @@ def _spreads(detail: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
             yield from _spreads(value, f"{prefix}{name}.")
 
 
+# pictures
+
+
+def plots(sources: Sources, was: Callable[[Path], str] | None = None) -> dict[Path, str]:
+    """Every `[[plot]]` of `figures.toml`, by its file.
+
+    Args:
+        was: what a file holds now; where git cannot tell whether a figure is stale, its words stay.
+    """
+    read = was or (lambda path: path.read_text(encoding="utf-8") if path.is_file() else "")
+    return {
+        ROOT / plot["file"]: drawn_plot(plot, sources, read(ROOT / plot["file"]))
+        for plot in provenance.config()["plot"]
+    }
+
+
+def drawn_plot(plot: Mapping[str, Any], sources: Sources, was: str = "") -> str:
+    """Return one plot: in each of `series` the figures of `places`, whose names stand where it says `{}`.
+
+    Raises:
+        NoSuchFigure: its bench is not known, or its results lack a figure, and `unmeasured` does not name the series.
+    """
+    bench = plot["bench"]
+    results = sources.of(bench)
+    places: Mapping[str, str] = plot["places"]
+    missing = plot.get("unmeasured", ())
+    series = [
+        Series(label, [] if label in missing else _points(name, places, results, plot.get("factor", 1.0)))
+        for label, name in plot["series"].items()
+    ]
+    notes = [f"{bench}: {UNMEASURED}"]
+    if results and any(one.points for one in series):
+        notes = [f"{bench}, measured at {_measured(bench, was, sources)}", results.machine]
+    return SvgChart(
+        plot["title"],
+        series,
+        list(places.values()),
+        x=plot.get("x", ""),
+        y=plot.get("y", ""),
+        form=plot.get("form", ".3g"),
+        kind=plot.get("kind", "curves"),
+        least=plot.get("least", 0.0),
+        most=plot.get("most"),
+        notes=notes,
+    ).drawn()
+
+
+def _points(name: str, places: Mapping[str, str], results: Results | None, factor: float) -> list[Point]:
+    shown = {place: results.shown(name.replace("{}", key)) for key, place in places.items()} if results else {}
+    return [
+        Point(place, factor * one.value, factor * one.low, factor * one.high) for place, one in shown.items() if one
+    ]
+
+
 def pages() -> list[Path]:
     """README and all of docs/."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -267,7 +327,7 @@ def main() -> None:
     sources = Sources()
     if history.add(_lines(sources)):
         print(f"wrote {history.HISTORY.relative_to(ROOT)}")
-    for path, text in history.charts().items():
+    for path, text in (history.charts() | plots(sources)).items():
         _write(path, text)
     for path in pages():
         _write(path, rewritten(path.read_text(encoding="utf-8"), sources))

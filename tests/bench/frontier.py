@@ -29,6 +29,7 @@ from simulator.report.figures import PolicyFigures, difference
 from simulator.scenarios.scenario_file import LoadedScenario, load
 from simulator.sweep import knee, sweep
 from tests.bench.harness import RESULTS, ROOT, Goal, Report, parser, table
+from tests.bench.svg_chart import document
 
 SCENARIO: Final = "office_wifi"
 LOADS: Final = (0.3, 0.6)
@@ -41,7 +42,7 @@ _SAVED: Final = 0.2
 _LOST: Final = 0.003
 # The picture, in its own units.
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 380, 300, 56, 44, 70
-_OURS, _THEIRS, _CHEAPEST = "#1565c0", "#9e9e9e", "#ef6c00"
+_OURS, _THEIRS, _CHEAPEST = "one0", "note", "one1"  # classes of the picture's styles
 _LEAST_SHOWN: Final = 0.90  # rules below this are in the table and not in the picture
 
 
@@ -150,10 +151,14 @@ def drawn(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     parts: list[str] = []
     for place, (at, points) in enumerate(found.items()):
         parts += _panel(at, points, _LEFT + place * (_WIDTH + _GAP))
-    width, height = _LEFT + len(found) * (_WIDTH + _GAP), _TOP + _HEIGHT + 50
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"'
-    lines = [f'{head} font-size="11" fill="#222">', '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>"]
-    return "\n".join(lines) + "\n"
+    width, height = _LEFT + len(found) * (_WIDTH + _GAP) + 30, _TOP + _HEIGHT + 50
+    told = " ".join(f"At {at} of the knee: {_told(points)}." for at, points in found.items())
+    title = "Answers in time against the pool's seconds of compute behind a thousand of them, by policy"
+    return document(title, told, width, height, parts, colours=2)
+
+
+def _told(points: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(f"{name} {one['in_time']:.1%} for {one['pool_s']:.2f} s" for name, one in points.items())
 
 
 def _panel(at: str, points: Mapping[str, Mapping[str, Any]], left: int) -> list[str]:
@@ -172,7 +177,7 @@ def _panel(at: str, points: Mapping[str, Mapping[str, Any]], left: int) -> list[
         share = _LEAST_SHOWN + (1.0 - _LEAST_SHOWN) * step / 5
         pool_s = least_s + (most_s - least_s) * step / 5
         parts += [
-            f'<line x1="{left}" y1="{y(share):.1f}" x2="{left + _WIDTH}" y2="{y(share):.1f}" stroke="#eee"/>',
+            f'<line x1="{left}" y1="{y(share):.1f}" x2="{left + _WIDTH}" y2="{y(share):.1f}" class="grid"/>',
             f'<text x="{left - 6}" y="{y(share) + 4:.1f}" text-anchor="end">{share:.0%}</text>',
             f'<text x="{x(pool_s):.1f}" y="{_TOP + _HEIGHT + 16}" text-anchor="middle">{pool_s:.1f}</text>',
         ]
@@ -181,7 +186,7 @@ def _panel(at: str, points: Mapping[str, Mapping[str, Any]], left: int) -> list[
     parts.append(f'<text x="{middle}" y="{_TOP + _HEIGHT + 36}" text-anchor="middle">{caption}</text>')
     curve = [one for name, one in shown.items() if name.startswith("value-")]
     line = " ".join(f"{x(one['pool_s']):.1f},{y(one['in_time']):.1f}" for one in curve)
-    parts.append(f'<polyline points="{line}" fill="none" stroke="{_OURS}" stroke-width="2"/>')
+    parts.append(f'<polyline points="{line}" class="{_OURS} curve"/>')
     for name, one in shown.items():
         is_ours = name.startswith("value-")
         colour = _OURS if is_ours else _CHEAPEST if name == "cheapest" else _THEIRS
@@ -189,9 +194,9 @@ def _panel(at: str, points: Mapping[str, Mapping[str, Any]], left: int) -> list[
         across, up = x(one["pool_s"]), y(one["in_time"])
         weight = ' font-weight="bold"' if name == named(COST_WEIGHT) else ""
         parts += [
-            f'<circle cx="{across:.1f}" cy="{up:.1f}" r="{4 if is_ours else 3}" fill="{colour}">'
+            f'<circle cx="{across:.1f}" cy="{up:.1f}" r="{4 if is_ours else 3}" class="{colour} fill">'
             f"<title>{escape(name)}: {one['in_time']:.2%}, {one['pool_s']:.2f} s</title></circle>",
-            f'<text x="{across + 6:.1f}" y="{up + (-5 if is_ours else 11):.1f}" fill="{colour}"{weight}>'
+            f'<text x="{across + 6:.1f}" y="{up + (-5 if is_ours else 11):.1f}" class="{colour} fill"{weight}>'
             f"{escape(label)}</text>",
         ]
     return parts

@@ -10,17 +10,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from html import escape
 from pathlib import Path
 from typing import Final
 
 from tests.bench import provenance
 from tests.bench.provenance import ROOT, SHORT
+from tests.bench.svg_chart import Point, Series, SvgChart
 
 HISTORY: Final = Path(__file__).parent / "history.csv"
-# Colours that differ also for readers who see few of them (Okabe and Ito, "Color Universal Design", 2008).
-_COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-_LEFT, _TOP, _WIDTH, _HEIGHT, _STEP = 48, 34, 720, 260, 5
 
 
 @dataclass(frozen=True)
@@ -101,59 +98,15 @@ def charts(lines: Sequence[Line] | None = None) -> dict[Path, str]:
 
 
 def drawn(title: str, lines: Sequence[Line], names: Sequence[str], labels: Mapping[str, str]) -> str:
-    """An SVG: commits from left to right, a curve a figure, a stroke from each point's lowest to its highest."""
-    chosen = [line for line in lines if line.name in names]
-    commits = list(dict.fromkeys(line.commit for line in sorted(chosen, key=lambda line: line.date)))
-    top = _ceiling(max((line.high for line in chosen), default=1.0))
-    step = _WIDTH / max(len(commits), 1)
-
-    def x(commit: str) -> float:
-        return _LEFT + step * (commits.index(commit) + 0.5)
-
-    def y(value: float) -> float:
-        return _TOP + _HEIGHT * (1.0 - value / top)
-
-    parts = [f'<text x="{_LEFT}" y="18" font-size="14" font-weight="bold">{escape(title)}</text>']
-    for number in range(_STEP + 1):
-        value = top * number / _STEP
-        parts += [
-            f'<line x1="{_LEFT}" y1="{y(value):.1f}" x2="{_LEFT + _WIDTH}" y2="{y(value):.1f}" stroke="#ddd"/>',
-            f'<text x="{_LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:.3g}</text>',
-        ]
-    for commit in commits:
-        at = f'x="{x(commit):.1f}" y="{_TOP + _HEIGHT + 14}"'
-        turn = f'transform="rotate(-40 {x(commit):.1f} {_TOP + _HEIGHT + 14})"'
-        parts.append(f'<text {at} {turn} text-anchor="end" font-family="monospace">{escape(commit[:SHORT])}</text>')
-    for number, name in enumerate(names):
-        points = sorted((line for line in chosen if line.name == name), key=lambda line: line.date)
-        colour = _COLOURS[number % len(_COLOURS)]
-        curve = " ".join(f"{x(line.commit):.1f},{y(line.median):.1f}" for line in points)
-        parts.append(f'<polyline points="{curve}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        for line in points:
-            across = f"{x(line.commit):.1f}"
-            parts += [
-                f'<line x1="{across}" y1="{y(line.low):.1f}" x2="{across}" y2="{y(line.high):.1f}" stroke="{colour}"/>',
-                f'<circle cx="{across}" cy="{y(line.median):.1f}" r="3" fill="{colour}">'
-                f"<title>{line.commit[:SHORT]}: {line.median:.3g} ({line.low:.3g} to {line.high:.3g})</title></circle>",
-            ]
-        below = _TOP + _HEIGHT + 78 + 16 * number
-        parts += [
-            f'<rect x="{_LEFT}" y="{below - 9}" width="12" height="10" fill="{colour}"/>',
-            f'<text x="{_LEFT + 18}" y="{below}">{escape(labels.get(name, name))}</text>',
-        ]
-    height = _TOP + _HEIGHT + 84 + 16 * len(names)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_LEFT + _WIDTH + 20} {height}" font-family="sans-serif"'
-    )
-    return "\n".join(
-        [f'{head} font-size="11" fill="#222">', '<rect width="100%" height="100%" fill="#fff"/>', *parts, "</svg>", ""]
-    )
+    """Return an SVG: commits from left to right, a curve a figure, a stroke from a point's lowest to its highest."""
+    chosen = sorted((line for line in lines if line.name in names), key=lambda line: line.date)
+    series = [Series(labels.get(name, name), [_point(line) for line in chosen if line.name == name]) for name in names]
+    commits = list(dict.fromkeys(line.commit[:SHORT] for line in chosen))
+    return SvgChart(title, series, commits, x="commits, oldest first", turned=True).drawn()
 
 
-def _ceiling(value: float) -> float:
-    """The next round number for the top of a scale."""
-    unit = 10.0 ** (len(str(int(value))) - 1)
-    return next(unit * times for times in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0) if unit * times >= value)
+def _point(line: Line) -> Point:
+    return Point(line.commit[:SHORT], line.median, line.low, line.high, note=line.commit[:SHORT])
 
 
 def _rounded(line: Line) -> dict[str, str]:

@@ -12,11 +12,13 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.bench import harness, history, provenance
-from tests.bench.figures import NoSuchFigure, Sources, rewritten, without_marks
+from tests.bench.figures import NoSuchFigure, Sources, drawn_plot, rewritten, without_marks, without_stale
 from tests.bench.harness import Goal, Report, Spread
 from tests.bench.history import Line
+from tests.bench.svg_chart import Point, Series, SvgChart, ceiling
 
 FIGURE = "<!-- figure: {} -->{}<!-- /figure -->"
+OF = "{http://www.w3.org/2000/svg}"
 MEASURED = "<!-- measured: hop -->{}<!-- /measured -->"
 
 
@@ -191,9 +193,94 @@ def test_history_has_one_line_for_a_commits_figure_and_is_in_the_order_of_commit
 def test_a_chart_has_a_point_for_every_commit_and_a_curve_for_every_figure() -> None:
     lines = [line("a", "2026-01-01", 1.0), line("b", "2026-01-02", 2.0), line("b", "2026-01-02", 1.5, "wait")]
     drawn = ElementTree.fromstring(history.drawn("Hops & more", lines, ["hop.cpu", "hop.wait"], {}))
-    of = "{http://www.w3.org/2000/svg}"
-    assert len(drawn.findall(f"{of}circle")) == 3
-    first, second = (one.attrib["points"].split() for one in drawn.findall(f"{of}polyline"))
+    first, second = (one.attrib["points"].split() for one in drawn.findall(f"{OF}polyline"))
     assert (len(first), len(second)) == (2, 1)
     assert float(first[0].split(",")[1]) > float(first[1].split(",")[1]), "more is higher up"
     assert first[1].split(",")[0] == second[0].split(",")[0], "one commit is one place"
+
+
+# plots
+
+PLOT: dict[str, Any] = {
+    "file": "docs/hops.svg",
+    "title": "Hops & more",
+    "bench": "hop",
+    "factor": 1e6,
+    "form": ".0f",
+    "places": {"link": "over the link", "unary": "unary"},
+    "series": {"hop": "{}.us"},
+}
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Path:
+    report = Report("hop", {}, {"link": {"us": Spread.of([80e-6, 60e-6, 70e-6])}, "unary": {"us": 9e-5}})
+    report.measured = {"commit": "abcdef0123456789", "date": "2026-01-02", "uncommitted": []}
+    report.write(tmp_path)
+    return tmp_path
+
+
+def described(picture: str) -> str:
+    drawn = ElementTree.fromstring(picture)
+    names = [drawn.find(f"{OF}{name}") for name in ("title", "desc")]
+    assert [one.attrib["id"] for one in names if one is not None] == drawn.attrib["aria-labelledby"].split()
+    return "".join(str(one.text) for one in names if one is not None)
+
+
+def test_a_plot_shows_the_figures_of_the_results_and_tells_all_of_them_and_where_they_are_from(both: Path) -> None:
+    picture = drawn_plot(PLOT, sources(both))
+    told = described(picture)
+    assert "hop: over the link: 70 (60 to 80), unary: 90." in told
+    assert "hop, measured at abcdef0." in told
+    [curve] = ElementTree.fromstring(picture).findall(f"{OF}polyline")
+    link, unary = (float(one.split(",")[1]) for one in curve.attrib["points"].split())
+    assert link > unary, "more is higher up"
+    assert picture == drawn_plot(PLOT, sources(both))
+
+
+def test_a_stale_plot_says_since_when_and_keeps_that_where_git_cannot_tell(both: Path) -> None:
+    stale = drawn_plot(PLOT, sources(both, "1234567"))
+    assert "measured at abcdef0, stale since 1234567" in stale
+    assert drawn_plot(PLOT, sources(both, None), stale) == stale
+    assert without_stale(stale) == drawn_plot(PLOT, sources(both))
+
+
+def test_a_plot_without_results_says_that_it_is_not_measured(both: Path) -> None:
+    for plot in (PLOT | {"bench": "other"}, PLOT | {"unmeasured": ["hop"]}):
+        picture = drawn_plot(plot, sources(both))
+        assert "hop: not measured yet." in described(picture)
+        assert "abcdef0" not in picture
+    with pytest.raises(NoSuchFigure):
+        drawn_plot(PLOT | {"series": {"hop": "{}.p50"}}, sources(both))
+
+
+def test_bars_are_as_high_as_their_figures(both: Path) -> None:
+    picture = ElementTree.fromstring(drawn_plot(PLOT | {"kind": "bars", "most": 180.0}, sources(both)))
+    link, unary = (one for one in picture.findall(f"{OF}rect") if one.find(f"{OF}title") is not None)
+    assert float(link.attrib["height"]) / float(unary.attrib["height"]) == pytest.approx(70 / 90, abs=0.01)
+    assert [one.text for one in (link[0], unary[0])] == ["hop, over the link: 70 (60 to 80)", "hop, unary: 90"]
+
+
+def test_what_is_no_series_has_no_marks_and_names_are_never_markup() -> None:
+    point = Point("<b>", 1.0, 1.0, 1.0)
+    picture = SvgChart("<script>", [Series("a & b", [point]), Series("none", [])], ["<b>"]).drawn()
+    drawn = ElementTree.fromstring(picture)
+    assert "<script>" not in picture
+    assert len(drawn.findall(f"{OF}circle")) == 2, "of the point and of the legend"
+    assert "none: not measured yet." in described(picture)
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0.0, 1.0), (0.21, 0.25), (1.0, 1.0), (2.1, 2.5), (35.4, 40.0), (980, 1000)]
+)
+def test_a_scale_ends_at_a_round_number(value: float, top: float) -> None:
+    assert ceiling(value) == pytest.approx(top)
+
+
+def test_every_committed_plot_and_chart_is_legible_in_the_dark_and_described() -> None:
+    files = sorted((provenance.ROOT / "docs/benchmarks").glob("*.svg"))
+    assert {provenance.ROOT / plot["file"] for plot in provenance.config()["plot"]} <= set(files)
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        assert described(text), file
+        assert "prefers-color-scheme:dark" in text, file

@@ -2,8 +2,8 @@
 
 Serve calls it an external scaler: it starts and ends replicas, and somebody else says how many. The gateway's signal
 has held back already (`scaling.scale_down_s`), so it is handed on as it is, wherever Serve aims at another number: also
-after an application was deployed again, with which Serve forgets what it was told. A gateway that does not know the need
-yet, and one that does not answer, change nothing.
+after an application was deployed again, with which Serve forgets what it was told. A gateway that does not know the
+need yet, and one that does not answer, change nothing.
 """
 
 from __future__ import annotations

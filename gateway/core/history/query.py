@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import nlargest
 from itertools import islice
+from math import inf
 from typing import NamedTuple
 
 from gateway.core.history.recorder import RequestRecord
@@ -21,6 +22,7 @@ class RecordFilter(NamedTuple):
     target: str = ""  # one of those that were tried
     tenant: str = ""
     slowest: bool = False
+    before: float = inf  # an instant of the machine's clock: ended at or before it
 
     def fits(self, one: RequestRecord) -> bool:
         return (
@@ -29,6 +31,7 @@ class RecordFilter(NamedTuple):
             and (not self.hedged or one.hedged)
             and (not self.model or one.model == self.model)
             and (not self.tenant or one.tenant == self.tenant)
+            and one.arrived_at + one.elapsed_s <= self.before
             and (not self.target or self.target in one.tried())
         )
 

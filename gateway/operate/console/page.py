@@ -1,8 +1,9 @@
-"""The console server on the admin port: the page and its files, one stream of snapshots, and a look-up by name.
+"""The console server on the admin port: the page and its files, a stream of snapshots, past ones, look-up by name.
 
     GET /                    the page; it fetches /console/*, and nothing from anywhere else
     GET /console/live        server-sent events: `history` once, then `snapshot` each second, and with ?target=ID
                              `target`, every detail of that target
+    GET /console/moment?at=  the snapshot of an instant (UTC seconds) of the last five minutes; 404 before them
     GET /console/find?q=     targets by name
 
 It shares the admin port because the page's other sources, `/v1/state` and `/debug/decisions`, are there: one place for
@@ -10,7 +11,8 @@ operators, one guard. The static page is no secret and needs no credential: a br
 page in which to type it. Its data needs the right that the whole port requires; the page sends the typed key, and keeps
 it as long as the tab is open.
 
-A snapshot is made once a second for all readers together, and yields to requests in between. A stream ends after
+A snapshot is made once a second for all readers together, and yields to requests in between; without readers every
+`moments.EVERY_S`, for the timeline. A stream ends after
 `LASTS_S` and the page reconnects; it ends with its key as well (`gateway/identity/operator_access.py`). The connection
 of a reader that takes nothing for `STUCK_S` is closed.
 """
@@ -18,6 +20,7 @@ of a reader that takes nothing for `STUCK_S` is closed.
 from __future__ import annotations
 
 import asyncio
+import math
 import mimetypes
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
@@ -25,11 +28,17 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import structlog
 from aiohttp import web
 
+from gateway.operate.console import moments
+from gateway.operate.console.moments import Moments
 from gateway.operate.console.snapshot import ConsoleView
 from tidegate import clock
+from tidegate.runtime.owned_task import OwnedTask
 from tidegate.servers.http_connection import mark_endless
+
+log = structlog.get_logger(__name__)
 
 STATIC: Final = Path(__file__).parent / "static"
 LASTS_S: Final = 300.0
@@ -64,7 +73,7 @@ def page_files() -> dict[str, Path]:
 
 
 class Console:
-    """The console's routes. Mutable: the number of readers, and the snapshot that they share."""
+    """The console's routes; `async with` keeps moments. Mutable: readers, the snapshot that they share, moments."""
 
     def __init__(self, console_view: ConsoleView) -> None:
         self._view = console_view
@@ -72,10 +81,24 @@ class Console:
         self._made_at = float("-inf")
         self._snapshot = b""
         self._making = asyncio.Lock()
+        self._moments = Moments()
+        self._keeping = OwnedTask(self._keep, name="console moments")
+
+    async def __aenter__(self) -> Console:
+        self._keeping.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._keeping.aclose()
 
     def routes(self) -> list[web.RouteDef]:
         page = [web.get(path, _file(file)) for path, file in page_files().items()]
-        return [*page, web.get("/console/live", self._live), web.get("/console/find", self._find)]
+        return [
+            *page,
+            web.get("/console/live", self._live),
+            web.get("/console/moment", self._moment),
+            web.get("/console/find", self._find),
+        ]
 
     async def _live(self, request: web.Request) -> web.StreamResponse:
         target_id = request.query.get("target", "")[:_LONGEST_NAME]
@@ -92,12 +115,14 @@ class Console:
         mark_endless(request)
         await response.prepare(request)
         ends_at = clock.now() + LASTS_S
-        await _write(response, _event("history", self._view.history()))
+        history = {**self._view.history(), "moments": self._moments.instants}
+        await _write(response, _event("history", msgspec.json.encode(history)))
         while (now := clock.now()) < ends_at:
-            await _write(response, await self._current(now))
+            await _write(response, _event("snapshot", await self._current(now)))
             if target_id:
                 detail = self._view.detail(target_id, now)
-                await _write(response, _event("target", {"id": target_id, "detail": detail}))
+                told = {"id": target_id, "detail": detail}
+                await _write(response, _event("target", msgspec.json.encode(told)))
             await clock.sleep(EVERY_S)
         return response
 
@@ -105,9 +130,31 @@ class Console:
         async with self._making:
             if now - self._made_at >= EVERY_S / 2:
                 states = await self._view.states(lambda: clock.sleep(0.0))
-                self._snapshot = _event("snapshot", self._view.snapshot(clock.now(), clock.utc_s(), states))
+                snapshot = self._view.snapshot(clock.now(), clock.utc_s(), states)
+                self._snapshot = msgspec.json.encode({**snapshot, "moment": self._moments.newest})
                 self._made_at = now
             return self._snapshot
+
+    async def _keep(self) -> None:
+        while True:
+            await clock.sleep(moments.EVERY_S)
+            try:
+                at = clock.utc_s()
+                self._moments.add(at, await self._current(clock.now()))
+            except Exception:
+                log.exception("the console keeps no moment")  # a defect here must not end the timeline for good
+
+    async def _moment(self, request: web.Request) -> web.Response:
+        try:
+            at = float(request.query.get("at", ""))
+        except ValueError:
+            at = math.nan
+        if not math.isfinite(at):
+            raise web.HTTPBadRequest(text="`at` must be an instant in UTC seconds")
+        snapshot = self._moments.find(at)
+        if snapshot is None:
+            raise web.HTTPNotFound(text="nothing is kept from then")
+        return web.Response(body=snapshot, content_type="application/json")
 
     async def _find(self, request: web.Request) -> web.Response:
         words = request.query.get("q", "")[:_LONGEST_NAME]
@@ -123,9 +170,9 @@ async def _write(response: web.StreamResponse, event: bytes) -> None:
         await response.write(event)
 
 
-def _event(name: str, contents: object) -> bytes:
-    """Encode a server-sent event. JSON holds no line ends, so it fits one `data` line."""
-    return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(contents) + b"\n\n"
+def _event(name: str, contents: bytes) -> bytes:
+    """Return a server-sent event of some JSON, which holds no line ends and so fits one `data` line."""
+    return b"event: " + name.encode() + b"\ndata: " + contents + b"\n\n"
 
 
 def _file(path: Path) -> Handler:

@@ -28,6 +28,7 @@ from gateway.observe.conditions import OtherCondition, conditions_json
 from gateway.operate.admin import target_of
 from gateway.operate.console.generations import GenerationSummary
 from gateway.operate.console.history import ConsoleHistory, HistoryPoint
+from gateway.operate.console.models import model_rows
 from gateway.operate.console.progress import rollout_findings, rollout_rows
 from gateway.operate.console.verdict import NAMED, ConsoleFinding, ConsoleVerdict, HealthFinding, console_verdict
 from gateway.operate.sources import source_of
@@ -41,6 +42,7 @@ CLASSES: Final = 20
 WAYS: Final = 24
 FOUND: Final = 50
 CONDITIONS: Final = 20
+MODELS: Final = 20
 _MODELS_NAMED: Final = 6
 _AT_ONCE: Final = 200  # targets between two yields to the event loop: a millisecond or two
 
@@ -92,6 +94,7 @@ class ConsoleView:
         rows = nsmallest(ROWS, here, key=lambda one: _first(one, states[one.id], rates.get(one.id, 0.0)))
         return {
             "at": utc_s,
+            "now": now,  # on the machine's clock, as requests are dated
             "gateway": self.name,
             "verdict": {
                 "state": verdict.state,
@@ -111,6 +114,7 @@ class ConsoleView:
                 {"model": model, "priority": priority, **_recent(one)} for (model, priority), one in classes[:CLASSES]
             ],
             "generations": self._generations(now),
+            "models": model_rows(here)[:MODELS],
             "ways": self._ways(now),
             "conditions": conditions[:CONDITIONS],
             "rollouts": rollout_rows(self.rollouts()),
@@ -149,6 +153,7 @@ class ConsoleView:
             "memory_bytes": conditions.memory_bytes,
             "memory_limit_bytes": conditions.memory_limit_bytes,
             "mode": conditions.mode,
+            "places": getattr(target.queue_estimate, "places", None) if target.spec.tier == "site" else None,
             "kept": conditions.kept,
         }
 
@@ -247,9 +252,11 @@ def _first(target: TargetView, state: LinkState, per_s: float) -> tuple[bool, in
     return target.spec.tier != "pool", WORST_FIRST.index(state.health), -per_s, target.id
 
 
-def _counts(targets: Iterable[TargetView], states: States) -> dict[str, dict[str, int]]:
-    """Return the number of targets by tier and health."""
+def _counts(targets: Sequence[TargetView], states: States) -> dict[str, dict[str, int]]:
+    """Return the number of targets by tier and health; sites only where there are any."""
     counts: dict[str, Counter[str]] = {"edge": Counter(), "pool": Counter()}
+    if any(target.spec.tier == "site" for target in targets):
+        counts["site"] = Counter()
     for target in targets:
         counts[target.spec.tier][states[target.id].health] += 1
     return {tier: {health: count[health] for health in WORST_FIRST} for tier, count in counts.items()}

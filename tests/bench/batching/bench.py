@@ -50,6 +50,7 @@ class Bench:
         self.bare_s: list[float] = []
         self.closed: dict[str, dict[int, list[float]]] = {}
         self.p50_s: dict[str, list[float]] = {}
+        self.latency_s: dict[str, dict[int, dict[str, list[float]]]] = {}  # by server, callers and quantile
         self.skipped: dict[str, str] = {}
         self.split: dict[str, float] = {}
         self.overload: dict[str, float] = {}
@@ -217,6 +218,9 @@ class Bench:
             cpu_us = (self._cpu_s(server.name) - before) / answers * 1e6
             self.closed.setdefault(server.name, {}).setdefault(callers, []).append(found["rps"])
             words.append(f"c={callers} {found['rps']:.1f}/s p50 {found['p50_s'] * 1e3:.1f} ms")
+            quantiles = self.latency_s.setdefault(server.name, {}).setdefault(callers, {"p50": [], "p99": []})
+            for quantile, values in quantiles.items():
+                values.append(found[f"{quantile}_s"])
             if callers == 1:
                 self.p50_s.setdefault(server.name, []).append(found["p50_s"])
             if cpu_us:

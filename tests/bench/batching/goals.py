@@ -27,6 +27,10 @@ def conclude(bench: Bench, report: Report) -> None:
     figures["closed_rps"] = {
         name: {f"c{callers}": Spread.of(rps) for callers, rps in found.items()} for name, found in bench.closed.items()
     }
+    figures["latency_s"] = {
+        name: {f"c{callers}": {of: Spread.of(held) for of, held in one.items()} for callers, one in found.items()}
+        for name, found in bench.latency_s.items()
+    }
     figures["p50_c1_s"] = {name: Spread.of(found) for name, found in bench.p50_s.items()}
     figures["generator_late_p99_s"] = max(rates.late_p99_s, default=0.0)
     figures["skipped"] = {name: why for name, why in bench.skipped.items() if why}

@@ -220,7 +220,7 @@ async def _routes() -> dict[str, Any]:
         host = EchoHost()
         oip = OipRoutes(host, max_body_bytes=1)
         openai = openai_routes(host, stand_in, max_body_bytes=1)
-        operators = operator_routes(
+        operators, _ = operator_routes(
             broker_rights=gateway.broker_rights,
             name="main",
             fleet=gateway.fleet,

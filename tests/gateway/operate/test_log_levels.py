@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from pathlib import Path
 
@@ -43,6 +44,8 @@ async def test_the_command_changes_what_a_running_gateway_logs() -> None:
                 0,
                 "info\ngateway.targets.directory: debug\n",
             )
+            told = json.loads((await run("--json"))[1])
+            assert told == {"level": "info", "modules": {"gateway.targets.directory": "debug"}}
             assert await run("warning") == (0, "warning\ngateway.targets.directory: debug\n")
             assert await run("default", "--module", "gateway.targets.directory") == (0, "warning\n")
         changes = [line for line in logs if line["event"] == "log level changed"]

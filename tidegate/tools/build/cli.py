@@ -10,8 +10,9 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tidegate.tools.build.calibrate_cli import calibrate
 from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
 from tidegate.tools.build.demo.demo_models import RECIPES, STANDARD, build_demo
 from tidegate.tools.build.errors import BuildError
-from tidegate.tools.build.generative_cli import golden, problems_of_generating, quantize_model
+from tidegate.tools.build.generative_cli import RESULTS, Mark, golden, problems_of_generating, quantize_model
 from tidegate.tools.build.pack_cli import pack
 from tidegate.tools.build.progress import Progress
 from tidegate.tools.build.split.cli import split_layers
@@ -507,9 +508,10 @@ def measure(name: str, version: str, threads: int, seconds: float, repository: P
     show_default=True,
     help="Least share of golden tokens that a variant has to agree with.",
 )
+@click.option("--json", "as_json", is_flag=True, help="What was checked as JSON; the exit code is the same.")
 @repository_option
 @errors_in_one_line
-def verify(names: tuple[str, ...], digests_only: bool, agreement_min: float, repository: Path) -> None:
+def verify(names: tuple[str, ...], digests_only: bool, agreement_min: float, as_json: bool, repository: Path) -> None:
     """Check that artefacts and tokenizers are there and have the digests of their manifests.
 
     Variants that generate are loaded as well, and answer the prompts whose answers were recorded when they were made
@@ -523,27 +525,37 @@ def verify(names: tuple[str, ...], digests_only: bool, agreement_min: float, rep
     """
     models = Repository(repository)
     chosen = [models.manifest(name) for name in names] or list(models.manifests())
-    failed = 0
+    failed, checked = 0, list[dict[str, str]]()
+
+    def say(manifest: Manifest, mark: Mark, words: str) -> None:
+        checked.append({"model": manifest.name, "result": RESULTS[mark], "words": words})
+        if not as_json:
+            click.echo(f"{mark:5} {words}")
+
     for manifest in chosen:
         before = failed
         for variant in manifest.variants:
             try:
                 models.verify(manifest, variant)
-                click.echo(f"ok    {models.artefact(manifest, variant)}")
+                say(manifest, "ok", str(models.artefact(manifest, variant)))
             except RepositoryError as error:
                 failed += 1
-                click.echo(f"WRONG {error}")
+                say(manifest, "WRONG", str(error))
         for one in manifest.step_files if failed == before else ():  # `verify` has looked at them with the artefacts
-            click.echo(f"ok    {models.folder(manifest) / one.name}")
-        wrong = _tokenizer_is_wrong(models, manifest)
+            say(manifest, "ok", str(models.folder(manifest) / one.name))
+        wrong = _tokenizer_is_wrong(models, manifest, partial(say, manifest))
         failed += wrong
         if not wrong:
-            failed += problems_of_generating(models, manifest, agreement_min=agreement_min, run=not digests_only)
+            failed += problems_of_generating(
+                models, manifest, partial(say, manifest), agreement_min=agreement_min, run=not digests_only
+            )
+    if as_json:
+        click.echo(json.dumps(checked))
     if failed:
         raise click.ClickException(f"{failed} {'problem was' if failed == 1 else 'problems were'} found")
 
 
-def _tokenizer_is_wrong(models: Repository, manifest: Manifest) -> bool:
+def _tokenizer_is_wrong(models: Repository, manifest: Manifest, say: Callable[[Mark, str], None]) -> bool:
     tokenizer = models.tokenizer(manifest)
     if tokenizer is None and manifest.generative is not None:
         tokenizer = models.folder(manifest) / manifest.generative.tokenizer
@@ -552,7 +564,7 @@ def _tokenizer_is_wrong(models: Repository, manifest: Manifest) -> bool:
     try:
         models.verify_tokenizer(manifest)
     except RepositoryError as error:
-        click.echo(f"WRONG {error}")
+        say("WRONG", str(error))
         return True
-    click.echo(f"ok    {tokenizer}")
+    say("ok", str(tokenizer))
     return False

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 import click
 
@@ -123,10 +124,17 @@ def quantize_model(
         click.echo(f"  {variant.name}: {size:.1f} MB, {words}")
 
 
-def problems_of_generating(models: Repository, manifest: Manifest, *, agreement_min: float, run: bool) -> int:
+Mark = Literal["ok", "WRONG", "-"]  # "-": it could not be checked
+RESULTS: Final[dict[Mark, str]] = {"ok": "ok", "WRONG": "wrong", "-": "not checked"}
+
+
+def problems_of_generating(
+    models: Repository, manifest: Manifest, say: Callable[[Mark, str], None], *, agreement_min: float, run: bool
+) -> int:
     """Check what a generating model's digests do not tell, and say it line by line; the number of problems.
 
     Args:
+        say: told of each that was checked.
         agreement_min: share of golden positions that each variant has to agree with.
         run: whether the variants are run at all.
     """
@@ -141,9 +149,7 @@ def problems_of_generating(models: Repository, manifest: Manifest, *, agreement_
     problems = 0
     vocabulary = vocabulary_of(folder / generative.tokenizer)
     if vocabulary != generative.vocabulary:
-        click.echo(
-            f"WRONG {folder / generative.tokenizer}: its vocabulary is {vocabulary}, not {generative.vocabulary}"
-        )
+        say("WRONG", f"{folder / generative.tokenizer}: its vocabulary is {vocabulary}, not {generative.vocabulary}")
         problems += 1
     for variant in manifest.variants:
         if variant.generation is None:
@@ -152,13 +158,13 @@ def problems_of_generating(models: Repository, manifest: Manifest, *, agreement_
             answers = read_golden(folder, generative, variant)
             if not answers:
                 way = f"`tidegate model golden {manifest.name} --variant {variant.name}` records them"
-                click.echo(f"-     {variant.name}: no golden answers are recorded; {way}")
+                say("-", f"{variant.name}: no golden answers are recorded; {way}")
                 continue
             if run and (lacking := missing_runtime(variant)):
-                click.echo(f"-     {variant.name}: not run, it needs {lacking}")
+                say("-", f"{variant.name}: not run, it needs {lacking}")
                 continue
             if not run:
-                click.echo(f"ok    {folder / variant.golden.name if variant.golden else folder}")
+                say("ok", str(folder / variant.golden.name if variant.golden else folder))
                 continue
 
             async def agreement(variant: Variant = variant, answers: Any = answers) -> Any:
@@ -167,10 +173,10 @@ def problems_of_generating(models: Repository, manifest: Manifest, *, agreement_
 
             found = asyncio.run(agreement())
         except (BuildError, RepositoryError, ModelNotFound) as error:
-            click.echo(f"WRONG {error}")
+            say("WRONG", str(error))
             problems += 1
             continue
         near = found.share >= agreement_min
         problems += not near
-        click.echo(f"{'ok   ' if near else 'WRONG'} {variant.name} answers as recorded: {found}")
+        say("ok" if near else "WRONG", f"{variant.name} answers as recorded: {found}")
     return problems

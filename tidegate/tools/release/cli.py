@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -36,7 +38,10 @@ def release() -> None:
 )  # fmt: skip
 @click.option("--version", "wanted", help="The version that you mean; an older one is signed as well as this one.")
 @click.option("--checksums-only", is_flag=True, help="Ask for no signature: who made the files is not checked.")
-def verify_command(folder: Path, keys: tuple[Path, ...], wanted: str | None, checksums_only: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="What was found as JSON; the exit code is the same.")
+def verify_command(
+    folder: Path, keys: tuple[Path, ...], wanted: str | None, checksums_only: bool, as_json: bool
+) -> None:
     """Hold a release to its signed statement: no file is changed, missing or added.
 
     \b
@@ -56,7 +61,7 @@ def verify_command(folder: Path, keys: tuple[Path, ...], wanted: str | None, che
         raise _refused(folder, error) from error
     if found.statement is not None and wanted not in (None, found.statement.version):
         raise click.ClickException(f"{folder}: it is {found.statement.version}, and signed as that, not {wanted}")
-    click.echo(_said(folder, found))
+    click.echo(json.dumps(_as_json(found)) if as_json else _said(folder, found))
 
 
 @release.command("sign")
@@ -81,6 +86,14 @@ def sign_command(folder: Path, key_path: Path) -> None:
         raise ConfigError(f"cannot write {folder / ENVELOPE}: {error.strerror}") from error
     click.echo(f"{folder / ENVELOPE}: signed by the key {kid}")
     audit_log.note(audit_log.beside(key_path), "release-signed", release=str(folder), kid=kid)
+
+
+def _as_json(found: VerifiedRelease) -> dict[str, Any]:
+    statement = found.statement
+    told: dict[str, Any] = {"files": found.files, "signers": list(found.signers)}
+    if statement is None:
+        return told
+    return told | {"version": statement.version, "commit": statement.commit, "builder": statement.builder}
 
 
 def _said(folder: Path, found: VerifiedRelease) -> str:

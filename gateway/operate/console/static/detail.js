@@ -39,6 +39,7 @@ export class Detail {
       say(byId("detail-state"), "It is gone: the gateway knows no target of this name any more.");
       return;
     }
+    byId("detail-now").hidden = document.body.dataset.time !== "past";
     mark(byId("detail-state"), "health", detail.health);
     say(byId("detail-state"), `${HEALTH[detail.health].glyph} ${HEALTH[detail.health].words}${detail.reason ? `: ${detail.reason}` : ""}`);
     this.showFacts(detail);
@@ -51,6 +52,7 @@ export class Detail {
     const facts = [
       ["Address", `${one.admin.address} over ${one.admin.transport}`],
       ["Found by", one.source],
+      ["Places of the site", one.places === null ? "" : `${Math.round(one.places)} compute side by side`],
       ["Up for", seconds(one.up_for_s)],
       ["Round trip", one.rtt_ms === null ? "–" : `${milliseconds(one.rtt_ms)} ± ${milliseconds(one.jitter_ms)}`],
       ["Usually", milliseconds(one.usual_ms)],

@@ -1,4 +1,4 @@
-// What is only there at times: models that generate, rollouts under way, versions on trial, and named conditions with their evidence.
+// What is only there at times: models and where they are in memory, those that generate, rollouts under way, versions on trial, and named conditions with their evidence.
 
 import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
 import { milliseconds, rate, seconds, share } from "./words.js";
@@ -6,7 +6,9 @@ import { milliseconds, rate, seconds, share } from "./words.js";
 const GLYPH = { running: "▶", paused: "‖", succeeded: "●", returning: "◀", returned: "✕" };
 
 export class Extras {
-  show({ generations = [], rollouts = [], conditions = [], trials = [] }) {
+  show({ generations = [], models = [], rollouts = [], conditions = [], trials = [] }) {
+    byId("models-card").hidden = models.length === 0;
+    keyed(byId("models"), models, (one) => `${one.model} ${one.version}`, modelRow);
     byId("generations-card").hidden = generations.length === 0;
     keyed(byId("generations"), generations, (one) => one.model, generation);
     byId("rollouts-card").hidden = rollouts.length === 0;
@@ -25,6 +27,15 @@ const generation = tableRow([
   { text: (one) => rate(one.in_per_s), class: "n" },
   { text: (one) => milliseconds(one.first_p50_ms), class: "n" },
   { text: (one) => milliseconds(one.first_p95_ms), class: "n" },
+]);
+
+const modelRow = tableRow([
+  { text: (one) => `${one.model} ${one.version}`, head: true },
+  { text: (one) => String(one.ready), class: "n" },
+  { text: (one) => (one.cold ? `${one.cold}${one.cold_s ? `, ${seconds(one.cold_s)} to load` : ""}` : "0"), class: "n" },
+  { text: (one) => String(one.coming), class: "n" },
+  { text: (one) => String(one.bad), class: "n" },
+  { text: (one) => one.variants.join(", ") },
 ]);
 
 function rollout(first) {

@@ -7,6 +7,7 @@ import { Extras } from "./extras.js";
 import { Requests } from "./requests.js";
 import { headers, keep, Stream } from "./stream.js";
 import { Targets } from "./targets.js";
+import { Timeline } from "./timeline.js";
 import { milliseconds, rate, share, STATE } from "./words.js";
 
 const POINTS = 300;
@@ -20,11 +21,14 @@ const detail = new Detail((target) => stream.follow(target));
 const targets = new Targets((id) => detail.open(id));
 const requests = new Requests();
 const extras = new Extras();
+const timeline = new Timeline({ past: showPast, live: showNow });
+let live = null; // the newest snapshot
 let lastAt = 0;
 
 function onEvent(name, contents) {
   if (name === "history") {
     points.splice(0, points.length, ...contents.points);
+    timeline.begin(contents.moments);
     drawCharts();
   } else if (name === "snapshot") {
     onSnapshot(contents);
@@ -41,27 +45,49 @@ function onState(state, words) {
   if (state === "refused") {
     say(byId("key-words"), words);
     byId("key").focus();
-  } else if (state === "lost" && lastAt) {
+  } else if (state === "lost" && lastAt && !timeline.paused) {
     sayVerdict({ state: "lost", sentence: `No word from the gateway since ${new Date(lastAt * 1000).toLocaleTimeString()}`, findings: [] });
   }
 }
 
 function onSnapshot(snapshot) {
+  live = snapshot;
   lastAt = snapshot.at;
+  document.title = `${snapshot.verdict.state === "well" ? "" : "! "}${snapshot.gateway} · Tidegate`; // also while the page is paused
+  const last = points[points.length - 1];
+  const isNew = snapshot.point && (!last || snapshot.point[0] > last[0]);
+  if (isNew) points.push(snapshot.point);
+  if (points.length > POINTS) points.shift();
+  timeline.heard(snapshot.at, snapshot.moment);
+  if (timeline.paused) return;
+  show(snapshot);
+  if (isNew) drawCharts();
+}
+
+function show(snapshot) {
   say(byId("gateway"), snapshot.gateway);
-  document.title = `${snapshot.verdict.state === "well" ? "" : "! "}${snapshot.gateway} · Tidegate`;
   sayVerdict(snapshot.verdict);
   sayFigures(snapshot);
   targets.show(snapshot);
   sayWays(snapshot.ways);
   sayClasses(snapshot.classes);
   extras.show(snapshot);
-  const last = points[points.length - 1];
-  if (snapshot.point && (!last || snapshot.point[0] > last[0])) {
-    points.push(snapshot.point);
-    if (points.length > POINTS) points.shift();
-    drawCharts();
-  }
+}
+
+// The charts stand still, with their cursor at the instant that is shown.
+function showPast(snapshot, at) {
+  show(snapshot);
+  targets.pause(true);
+  requests.pause(snapshot.now);
+  for (const chart of Object.values(charts)) chart.pin(at);
+}
+
+function showNow() {
+  targets.pause(false);
+  requests.pause(null);
+  for (const chart of Object.values(charts)) chart.pin(null);
+  if (live) show(live);
+  drawCharts();
 }
 
 function sayVerdict(verdict) {
@@ -89,6 +115,7 @@ function sayFigures({ total, door, health }) {
     { name: "Edges up", value: `${up("edge")} of ${all("edge")}`, note: "", bad: up("edge") < all("edge") },
     { name: "Pools up", value: `${up("pool")} of ${all("pool")}`, note: "", bad: up("pool") < all("pool") },
   ];
+  if (health.site) figures.push({ name: "Sites up", value: `${up("site")} of ${all("site")}`, note: "", bad: up("site") < all("site") });
   keyed(byId("figures"), figures, (one) => one.name, (one) => {
     const value = el("dd", { class: "value" });
     const note = el("dd", { class: "note" });
@@ -136,6 +163,7 @@ function sayClasses(classes) {
 }
 
 function drawCharts() {
+  if (timeline.paused) return;
   if (!charts.requests) {
     charts.requests = new TimeSeries(
       byId("chart-requests"),

@@ -33,6 +33,7 @@ export class Requests {
       { text: (one) => one.cost.toPrecision(2), class: "n" },
     ]);
     byId("request-close").addEventListener("click", () => byId("request").close());
+    this.before = null; // an instant of the gateway's machine, while the page is paused at one
     byId("only-odd").addEventListener("change", () => this.show());
   }
 
@@ -40,15 +41,23 @@ export class Requests {
     this.headers = headers;
     this.known = [];
     for (;;) {
-      if (!document.hidden && !byId("hold").checked && document.body.dataset.stream === "live") await this.look();
+      if (!document.hidden && !byId("hold").checked && this.before === null && document.body.dataset.stream === "live") await this.look();
       await new Promise((done) => setTimeout(done, EVERY_MS));
     }
   }
 
+  // Show those that had ended at this instant; null: now.
+  pause(before) {
+    this.before = before;
+    return this.look();
+  }
+
   async look() {
+    const before = this.before;
+    const until = before === null ? "" : `&before=${before}`;
     try {
-      const response = await fetch(`/debug/decisions?last=${ASKED}`, { headers: this.headers() });
-      if (response.ok) this.known = (await response.json()).decisions;
+      const response = await fetch(`/debug/decisions?last=${ASKED}${until}`, { headers: this.headers() });
+      if (response.ok && before === this.before) this.known = (await response.json()).decisions;
     } catch {
       return; // the stream says that the gateway is away
     }
@@ -60,7 +69,7 @@ export class Requests {
     const rows = this.known.filter((one) => !only || isOdd(one)).slice(0, SHOWN);
     keyed(byId("requests"), rows, (one) => one.number, this.row);
     byId("requests-none").hidden = rows.length > 0;
-    say(byId("requests-none"), this.known.length ? "None of the last hundred was late, failed or hedged." : "No request yet.");
+    say(byId("requests-none"), this.known.length ? "None of the last hundred was late, failed or hedged." : this.before === null ? "No request yet." : "The gateway remembers no request from before then.");
   }
 
   async open(number) {

@@ -43,7 +43,7 @@ export class Targets {
   showBranches({ targets, health, more_targets: more }) {
     const shown = targets.slice(0, BRANCHES);
     const rest = [];
-    for (const tier of ["pool", "edge"]) {
+    for (const tier of ["pool", "site", "edge"].filter((one) => health[one])) {
       for (const [state, count] of Object.entries(health[tier])) {
         const hidden = count - shown.filter((one) => one.tier === tier && one.health === state).length;
         if (hidden > 0) rest.push({ id: `${tier} ${state}`, group: true, tier, health: state, count: hidden });
@@ -86,6 +86,17 @@ export class Targets {
   showTable() {
     const rows = this.found ?? this.snapshot.targets;
     keyed(byId("targets"), rows, (one) => one.id, this.row);
+  }
+
+  // Names can be looked up only as they are now.
+  pause(paused) {
+    byId("find").disabled = paused;
+    byId("find").placeholder = paused ? "live only" : "part of a name";
+    if (paused && this.found) {
+      byId("find").value = "";
+      this.found = null;
+      this.show(this.snapshot);
+    }
   }
 
   // Names are looked up where they are known: at the gateway.

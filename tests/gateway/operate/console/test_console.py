@@ -20,8 +20,10 @@ from gateway.app import Gateway
 from gateway.core.estimate.sliding_stats import SlidingStats
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
+from gateway.core.fleet.target import TargetSpec
 from gateway.core.health.degradation import Condition
 from gateway.operate import console
+from gateway.operate.console import moments
 from gateway.operate.console.history import POINTS, ConsoleHistory
 from gateway.operate.console.page import page_files
 from gateway.operate.console.snapshot import FOUND, ROWS, ConsoleView
@@ -98,6 +100,24 @@ async def test_unhealthy_targets_come_before_busy_ones() -> None:
     shown = [one["id"] for one in (await seen(console_view))["targets"]]
 
     assert shown[:3] == ["pool/main", "edge/kiosk-00099", "edge/kiosk-00001"]
+
+
+async def test_a_site_is_counted_beside_edges_and_pools() -> None:
+    console_view = sight_of(fleet_of_many(2))
+    assert set((await seen(console_view))["health"]) == {"edge", "pool"}
+    console_view.fleet.add(TargetSpec("site/harbour", "site", "127.0.0.1:1"), NOW)
+    console_view.fleet.fold(LinkUp("site/harbour", "site/harbour", 1, (offer(),)), NOW)
+
+    shown = await seen(console_view)
+
+    assert shown["health"]["site"]["well"] == 1
+    assert "site/harbour" in [one["id"] for one in shown["targets"]]
+    detail = console_view.detail("site/harbour", NOW)
+    assert detail is not None
+    assert detail["places"] == 1.0
+    edge = console_view.detail("edge/kiosk-00001", NOW)
+    assert edge is not None
+    assert edge["places"] is None
 
 
 def test_callers_own_mistakes_and_cancelled_requests_are_not_counted() -> None:
@@ -282,6 +302,42 @@ async def test_the_stream_sends_the_history_once_and_then_snapshots(
 
 
 @pytest.mark.slow
+async def test_past_snapshots_are_kept_without_a_reader_and_given_by_their_instant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moments, "EVERY_S", 0.05)
+    async with gateway_for(configured(tmp_path)) as (gateway, session):
+        url = gateway.addresses["admin"]
+        kept: list[float] = []
+        while len(kept) < 2:
+            kept = (await events(session, url + "/console/live", 1))[0][1]["moments"]
+        for at, status in ((kept[0], 200), (kept[0] - 3600, 404), ("nan", 400), ("soon", 400), ("", 400)):
+            async with session.get(f"{url}/console/moment?at={at}") as response:
+                assert response.status == status, at
+                if status == 200:
+                    snapshot = await response.json()
+        assert snapshot["at"] == pytest.approx(kept[0], abs=1.0)
+        assert snapshot["verdict"]["state"] in ("well", "attention", "trouble")
+        told = await events(session, url + "/console/live", 3)
+        assert told[2][1]["moment"] >= kept[-1]
+
+
+@pytest.mark.slow
+async def test_requests_that_had_ended_at_an_instant_are_told(
+    served: tuple[Gateway, aiohttp.ClientSession],
+) -> None:
+    gateway, session = served
+    assert (await ask(gateway, session))[0] == 200
+    between = (await events(session, gateway.addresses["admin"] + "/console/live", 2))[1][1]["now"]
+    assert (await ask(gateway, session))[0] == 200
+    for query, count in (("", 2), (f"?before={between}", 1), ("?before=0", 0)):
+        async with session.get(gateway.addresses["admin"] + "/debug/decisions" + query) as response:
+            assert len((await response.json())["decisions"]) == count
+    async with session.get(gateway.addresses["admin"] + "/debug/decisions?before=noon") as response:
+        assert response.status == 400
+
+
+@pytest.mark.slow
 async def test_a_request_that_a_target_did_not_answer_in_time_has_its_own_word_in_the_ways(tmp_path: Path) -> None:
     edge = Far("edge/attic")
     edge.host.gate.clear()
@@ -371,7 +427,7 @@ async def test_elsewhere_than_on_loopback_the_page_is_open_and_what_it_shows_is_
         for path in page_files():
             async with session.get(url + path) as response:
                 assert response.status == 200
-        for path in ("/console/live", "/console/find?q=", "/v1/state"):
+        for path in ("/console/live", "/console/moment?at=0", "/console/find?q=", "/v1/state"):
             async with session.get(url + path) as response:
                 assert response.status == 401
             async with session.get(url + path, headers=keys.headers("good")) as response:

@@ -116,6 +116,17 @@ def test_verifying_names_every_artefact_that_is_wrong_and_fails(repository: Path
     assert run("verify", "digits", "--repository", repository)[1].count("WRONG") == 1
 
 
+def test_what_was_verified_is_told_as_json_with_the_same_exit_code(repository: Path) -> None:
+    run("build", "all", "--repository", repository)
+    (repository / "digits" / "2" / "m.onnx").write_bytes(b"changed")
+    words = ["verify", "digits", "minilm", "--json", "--repository", str(repository)]
+    done = CliRunner().invoke(model, words)
+    assert done.exit_code == 1
+    found = {(one["model"], one["result"]) for one in json.loads(done.stdout)}
+    assert found >= {("digits", "wrong"), ("minilm", "ok")}
+    assert "Error: 1 problem was found" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

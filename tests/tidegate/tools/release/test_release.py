@@ -149,6 +149,13 @@ def test_a_pipe_in_the_place_of_the_list_makes_no_reader_wait(release: Path) -> 
     assert "SHA256SUMS: not a plain file" in done.output
 
 
+def test_a_release_is_told_as_json(release: Path, keys: Path) -> None:
+    signed = json.loads(tidegate("release", "verify", release, "--key", keys / "operator.pub", "--json").stdout)
+    listed = json.loads(tidegate("release", "verify", release, "--checksums-only", "--json").stdout)
+    assert (signed["version"], len(signed["signers"]), signed["files"]) == ("9.9.9", 1, listed["files"])
+    assert "version" not in listed
+
+
 def test_every_wrong_file_is_named_at_once(release: Path, keys: Path) -> None:
     (release / WHEEL).write_bytes(b"evil")
     (release / "constraints.txt").unlink()

@@ -11,6 +11,7 @@ export class Cursor {
   constructor(plot, series, changed) {
     this.pixel = null;
     this.at = null;
+    this.pinned = null; // an instant, for as long as neither pointer nor keys choose one
     this.times = [];
     this.changed = changed;
     this.line = svg("path", { class: "cursor-line" });
@@ -35,7 +36,8 @@ export class Cursor {
 
   onKey(event) {
     const last = this.times.length - 1;
-    const here = this.at === null ? last + 1 : nearest(this.times, this.at);
+    const held = this.at ?? this.pinned;
+    const here = held === null ? last + 1 : nearest(this.times, held);
     const wanted = { ArrowLeft: here - 1, ArrowRight: here + 1, PageUp: here - LEAP, PageDown: here + LEAP, Home: 0, End: last + 1 }[event.key];
     if (wanted === undefined || last < 0 || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
@@ -45,8 +47,9 @@ export class Cursor {
   // The place of the chosen point among `times`; null without one. `times` holds those that are drawn, oldest first.
   chosen(times, x) {
     this.times = times;
-    if (!times.length || (this.pixel === null && this.at === null)) return null;
-    return nearest(times, this.pixel === null ? this.at : x.value(this.pixel));
+    const held = this.at ?? this.pinned;
+    if (!times.length || (this.pixel === null && held === null)) return null;
+    return nearest(times, this.pixel === null ? held : x.value(this.pixel));
   }
 
   // heights: of the lines at the chosen point; NaN where a line has a gap

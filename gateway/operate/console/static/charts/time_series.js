@@ -39,6 +39,12 @@ export class TimeSeries {
     this.redraw();
   }
 
+  // Hold the cursor at an instant while nothing else does; null: no longer.
+  pin(at) {
+    this.cursor.pinned = at;
+    this.redraw();
+  }
+
   redraw() {
     this.due ??= requestAnimationFrame(() => {
       this.due = null;
@@ -85,7 +91,7 @@ export class TimeSeries {
 
   // Without a cursor a chart that has the focus keeps its words: words that change every second are never read to their end.
   sayValues(count, place, chosen, words) {
-    const current = chosen === null ? "now" : String(this.cursor.at ?? place);
+    const current = chosen === null ? "now" : String(this.cursor.at ?? this.cursor.pinned ?? place);
     if (!count || (document.activeElement === this.plot && this.said === current)) return;
     this.said = current;
     this.plot.setAttribute("aria-valuemax", count - 1);
