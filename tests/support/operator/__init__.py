@@ -1,1 +1,1 @@
-"""The operator's resources judged as an API server judges them, and a Kubernetes API that forgets, refuses and is cut."""
+"""The operator's resources, judged as an API server judges them, and a Kubernetes API with faults."""
