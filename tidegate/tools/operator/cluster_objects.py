@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from typing import Any, Final, Self
 
 import aiohttp
-import yaml
 
 from tidegate.servers.cluster_access import AccessFailed, ApiAddress, ClusterCredentials
 from tidegate.tools.operator.definitions import API_VERSION, KINDS
@@ -62,11 +61,22 @@ class ClusterObjects:
         assert self._session is not None
         await self._session.close()
 
+    async def missing_kinds(self) -> list[str]:
+        """The custom resources that the cluster does not know. Raises ApiRefused."""
+        try:
+            found = await self._ask("GET", f"/apis/{API_VERSION}")
+        except ApiRefused as error:
+            if error.status != 404:
+                raise
+            found = {}
+        known = {one.get("name") for one in found.get("resources") or ()}
+        return [kind.name for kind in KINDS if kind.plural not in known]
+
     async def apply(self, wanted: Object) -> Object:
         """Return the object as it is now. Raises ApiRefused."""
         meta = wanted["metadata"]
         path = path_of(wanted["apiVersion"], wanted["kind"], meta["namespace"], meta["name"])
-        body = yaml.safe_dump(wanted, sort_keys=False).encode()
+        body = json.dumps(wanted).encode()  # which is YAML as well
         params = {"fieldManager": MANAGER, "force": "true"}
         return await self._ask("PATCH", path, body, "application/apply-patch+yaml", params)
 
