@@ -222,7 +222,10 @@ class OperatorCluster:
         if method == "patch":
             return self._patch(key, request)
         sent = _sent(request)
-        if method == "put" and sent["metadata"].get("resourceVersion") != self.objects[key]["metadata"]["resourceVersion"]:
+        if (
+            method == "put"
+            and sent["metadata"].get("resourceVersion") != self.objects[key]["metadata"]["resourceVersion"]
+        ):
             raise KubernetesError(status=409, message="the object has been modified")
         return self._store(key, sent)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.support.operator.api_rules import defaulted, refusals
 from tidegate.tools.operator.definitions import API_VERSION, KIND_OF, schema_of
@@ -11,6 +14,8 @@ from tidegate.tools.operator.rendering.render import render
 from tidegate.tools.operator.resource import CustomResource
 
 VOLUME: dict[str, Any] = {"persistentVolumeClaim": {"claimName": "models"}}
+_MODEL = Path(__file__).parents[3] / "deploy" / "operator" / "examples" / "model.yaml"
+MODEL: dict[str, Any] = yaml.safe_load(_MODEL.read_text())["spec"]
 
 
 def body(kind: str, name: str, **spec: Any) -> Object:

@@ -142,6 +142,7 @@ class Reconciler:
         resource = self._known[key] = CustomResource.of(key.kind, body)
         if key.kind == "TidegateRollout":
             return await self._carry(resource)
+        await self._know_models(resource)
         try:
             rendered = render(resource, self._known)
         except Refused as error:
@@ -158,6 +159,14 @@ class Reconciler:
         fields = {**rendered.fields, **_counts(key.kind, workloads, progress)}
         await self._say(resource, [ResourceCondition("Accepted", "True", "Rendered"), ready], fields)
         return None
+
+    async def _know_models(self, resource: CustomResource) -> None:
+        """Read the models that no watch has shown yet, as at the start: they are not missing."""
+        for name in resource.spec.get("models") or ():
+            key = ResourceKey("TidegateModel", resource.key.namespace, name)
+            if key not in self._known and (body := await self._cluster.read(API_VERSION, *key)):
+                self._known[key] = CustomResource.of(key.kind, body)
+                self._add(key)
 
     async def _carry(self, resource: CustomResource) -> float | None:
         self._check_lease()

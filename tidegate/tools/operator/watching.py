@@ -53,7 +53,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.networking.error_backoffs = (0.2, 0.5, 1, 2, 5)
     settings.queueing.error_delays = (0.2, 0.5, 1, 2, 5)
     settings.queueing.idle_timeout = 1.0
-    settings.process.ultimate_exiting_timeout = 10.0
+    settings.process.ultimate_exiting_timeout = None  # it would kill the process: a supervisor does that better
     return settings
 
 

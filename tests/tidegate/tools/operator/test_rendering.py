@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.support.operator.resources import VOLUME, body, objects_of, one_of, stored
+from tests.support.operator.resources import MODEL, VOLUME, body, objects_of, one_of, stored
 from tidegate.tools.operator.rendering.render import mentions, render
 from tidegate.tools.operator.resource import Refused
 
 GATEWAY: dict[str, Any] = {"modelsVolume": VOLUME, "pools": ["cores"]}
 FLEET: dict[str, Any] = {"groups": [{"name": "kiosks"}, {"name": "tills", "nodeSelector": {"kind": "till"}}]}
-MODEL: dict[str, Any] = next(
-    yaml.safe_load_all((Path(__file__).parents[4] / "deploy" / "operator" / "examples" / "model.yaml").read_text())
-)["spec"]
 
 
 def config_of(objects: list[dict[str, Any]], file: str) -> dict[str, Any]:
