@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.chart.rendering import EXAMPLES as CHART_EXAMPLES
 from tests.support.chart.rendering import Rendered, complaints_about, has_helm, render
 from tests.support.operator import definition_files
 from tests.support.operator.resources import VOLUME, body, objects_of, one_of
+from tidegate.tools.operator.cli import operator as operator_command
+from tidegate.tools.operator.cluster_objects import path_of
+from tidegate.tools.operator.definitions import GROUP, KINDS
+from tidegate.tools.operator.reconciler import DELETED, WORKLOADS
 
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "operator" / "examples"
 RESOURCES = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
@@ -51,18 +56,67 @@ def charts() -> dict[str, Rendered]:
     return render({"plain": values(), "tls": values(tls=TLS)})[0]
 
 
-def test_kubernetes_knows_every_field_of_what_is_made() -> None:
+@pytest.fixture(scope="module")
+def operators() -> Rendered:
+    return render({"operator": yaml.safe_load(CHART_EXAMPLES["operator"].read_text())})[0]["operator"]
+
+
+def test_the_chart_installs_an_operator_that_is_closed_and_off_by_default(
+    operators: Rendered, charts: dict[str, Rendered]
+) -> None:
+    assert (operators.error, operators.complaints) == ("", [])
+    assert [one for one in charts["plain"].documents if "operator" in one["metadata"]["name"]] == []
+    pod = operators.one("Deployment", "-operator")["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert pod["securityContext"]["runAsNonRoot"] and container["securityContext"]["readOnlyRootFilesystem"]
+    options = [one.partition("=")[0] for one in container["args"][2:]]
+    known = {name for option in operator_command.commands["run"].params for name in option.opts}
+    assert container["args"][:2] == ["operator", "run"] and set(options) <= known
+
+
+def test_the_operator_may_do_what_it_does_and_nothing_else(operators: Rendered) -> None:
+    roles = [
+        one for one in operators.documents if one["kind"] == "Role" and one["metadata"]["name"].endswith("-operator")
+    ]
+    assert {one["metadata"]["namespace"] for one in roles} == {"prod", "shops"}
+    allowed = {
+        (group, resource): set(rule["verbs"])
+        for rule in roles[0]["rules"] for group in rule["apiGroups"] for resource in rule["resources"]
+    }  # fmt: skip
+    needed: dict[tuple[str, str], set[str]] = {("discovery.k8s.io", "endpointslices"): {"get", "list", "watch"}}
+    for kind in KINDS:
+        needed[GROUP, kind.plural] = {"get", "list", "watch"}
+        needed[GROUP, f"{kind.plural}/status"] = {"patch"}
+        if kind.name != "TidegateRollout":  # makes no objects
+            needed[GROUP, f"{kind.plural}/finalizers"] = {"update"}
+    for api, kind in {(one["apiVersion"], one["kind"]) for one in made()} | {
+        one for each in DELETED.values() for one in each
+    }:
+        group, plural = api.rpartition("/")[0], path_of(api, kind, "n").rpartition("/")[2]
+        watched = {"watch"} if kind in WORKLOADS else set()
+        needed[group, plural] = {"get", "list", "create", "patch", "delete"} | watched
+
+    assert allowed == needed
+    assert not any("secrets" in resource or "*" in verbs for (_, resource), verbs in allowed.items())
+
+
+def made() -> list[dict[str, Any]]:
+    """What the examples become, and what scales by the metric."""
     examples = [one for path in sorted(EXAMPLES.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text())]
     for one in examples:
         one["metadata"]["namespace"] = "prod"
-    made = [each for one in examples for each in objects_of(one)]
     scaled = body("TidegatePool", "h", modelsVolume=VOLUME, autoscaling={"kind": "hpa"})
+    return [each for one in [*examples, scaled] for each in objects_of(one)]
+
+
+def test_kubernetes_knows_every_field_of_what_is_made() -> None:
+    objects = made()
     definitions = [yaml.safe_load(path.read_text()) for path in definition_files.FOLDER.iterdir()]
-    wrong = copy.deepcopy(made[0])
+    wrong = copy.deepcopy(objects[0])
     wrong["metadata"]["lables"] = {}
 
-    assert len(made) > 20 and len(definitions) == 5
-    assert complaints_about([*made, *objects_of(scaled), *definitions]) == []
+    assert len(objects) > 20 and len(definitions) == 5
+    assert complaints_about([*objects, *definitions]) == []
     assert len(complaints_about([wrong])) == 2, "once a version"
 
 

@@ -250,9 +250,19 @@ class OperatorCluster:
         _take_away(before, self._applied.get((key, manager), {}), sent)
         self._applied[key, manager] = copy.deepcopy(sent)
         made = self._store(key, _merged(before, sent))
+        asyncio.get_running_loop().call_later(0.05, self._collect, key)
         if self._controllers and key[0] in WORKLOADS:
             asyncio.get_running_loop().call_later(0.01, self._roll_out_if_there, key)
         return made
+
+    def _collect(self, key: Key) -> None:
+        """What was applied after its owner had gone goes as well."""
+        there = {one["metadata"]["uid"] for one in self.objects.values()}
+        owners = {
+            owner["uid"] for owner in self.objects.get(key, {"metadata": {}})["metadata"].get("ownerReferences", ())
+        }
+        if owners and not owners & there:
+            self._delete(key)
 
     def _roll_out_if_there(self, key: Key) -> None:
         if key in self.objects:
