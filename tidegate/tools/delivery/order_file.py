@@ -1,4 +1,4 @@
-"""An order is written to a file instead of being sent, for who hands it over later: a TidegateRollout carries it."""
+"""Orders go to a file instead of to a gateway: a TidegateRollout carries them later."""
 
 from __future__ import annotations
 
