@@ -12,8 +12,8 @@ from tests.support.operator.cluster import OperatorCluster
 from tidegate import clock
 
 LEASE_S = 3.0
-WITHIN_S = 20.0
-ENDS_WITHIN_S = 20.0
+WITHIN_S = 40.0
+ENDS_WITHIN_S = 40.0
 
 
 @asynccontextmanager

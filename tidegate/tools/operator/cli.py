@@ -77,7 +77,10 @@ def _resources(path: Path, namespace: str) -> list[CustomResource]:
         except (yaml.YAMLError, TooMuch) as error:
             raise click.ClickException(f"{path}: is not valid YAML: {error}") from error
         if isinstance(body, dict) and body.get("apiVersion") == API_VERSION and body.get("kind") in KIND_OF:
-            meta = {"namespace": namespace, **body.get("metadata", {})}
+            named = body.get("metadata")
+            if not isinstance(named, dict) or not isinstance(named.get("name"), str):
+                raise click.ClickException(f"{path}: a {body['kind']} has no metadata.name")
+            meta = {"namespace": namespace, **named}
             found.append(CustomResource.of(body["kind"], {**body, "metadata": meta}))
     return found
 

@@ -162,7 +162,7 @@ class Reconciler:
 
     async def _know_models(self, resource: CustomResource) -> None:
         """Read the models that no watch has shown yet, as at the start: they are not missing."""
-        for name in resource.spec.get("models") or ():
+        for name in resource.model_names:
             key = ResourceKey("TidegateModel", resource.key.namespace, name)
             if key not in self._known and (body := await self._cluster.read(API_VERSION, *key)):
                 self._known[key] = CustomResource.of(key.kind, body)

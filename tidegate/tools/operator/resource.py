@@ -49,6 +49,12 @@ class CustomResource:
         return cls(key, str(meta.get("uid", "")), int(meta.get("generation", 1)), body.get("spec") or {},
                    body.get("status") or {})  # fmt: skip
 
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """The TidegateModels that it mounts; none where its spec is wrong, which `parsed` tells."""
+        names = self.spec.get("models")
+        return tuple(str(one) for one in names) if isinstance(names, (list, tuple)) else ()
+
     def parsed(self, model: type[SpecT]) -> SpecT:
         """Return the spec. Raises Refused: it was made by other rules than those of this operator."""
         try:

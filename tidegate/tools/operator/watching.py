@@ -8,7 +8,8 @@ collected by Kubernetes, by its owner references.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import repeat
 from typing import Any, Final
 
 import kopf
@@ -20,6 +21,17 @@ from tidegate.tools.operator.rendering.objects import MANAGED_BY, MANAGER
 
 _WORKLOADS: Final = ("deployments", "statefulsets", "daemonsets")
 WATCH_S: Final = 60.0
+
+
+class Forever:
+    """Waits between tries that never end: kopf gives up, and ends the process, where its iterable ends."""
+
+    def __init__(self, *waits_s: float) -> None:
+        self._waits_s = waits_s
+
+    def __iter__(self) -> Iterator[float]:
+        yield from self._waits_s
+        yield from repeat(self._waits_s[-1])
 
 
 async def watch(
@@ -50,7 +62,7 @@ def _settings() -> kopf.OperatorSettings:
     settings.watching.connect_timeout = 10.0
     settings.watching.reconnect_backoff = 0.2
     settings.networking.request_timeout = 10.0
-    settings.networking.error_backoffs = (0.2, 0.5, 1, 2, 5)
+    settings.networking.error_backoffs = Forever(0.2, 0.5, 1.0, 2.0)
     settings.queueing.error_delays = (0.2, 0.5, 1, 2, 5)
     settings.queueing.idle_timeout = 1.0
     settings.process.ultimate_exiting_timeout = None  # it would kill the process: a supervisor does that better

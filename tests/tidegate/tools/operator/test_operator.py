@@ -177,7 +177,7 @@ async def test_an_api_server_that_is_away_changes_nothing_and_is_found_again(clu
         await until(lambda: is_ready(cluster), "ready")
         await cluster.stop()
         cluster.change("TidegateGateway", "main", config={"fleet": "two"})
-        await clock.sleep(2 * LEASE_S)
+        await clock.sleep(4 * LEASE_S)  # longer than kopf tries by itself
         assert fleet_of(cluster) == "one" and operator.poll() is None
         await cluster.start()
         await until(lambda: fleet_of(cluster) == "two", "made up for")

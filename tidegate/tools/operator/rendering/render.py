@@ -52,7 +52,7 @@ def mentions(key: ResourceKey, known: Iterable[CustomResource]) -> Iterator[Reso
     for one in known:
         if one.key.namespace != key.namespace or one.key == key:
             continue
-        if key.kind == "TidegateModel" and key.name in (one.spec.get("models") or ()):
+        if key.kind == "TidegateModel" and key.name in one.model_names:
             yield one.key
         elif one.key.kind == "TidegateModel" and key.kind in ("TidegateGateway", "TidegatePool"):
             yield one.key  # counts who uses it
@@ -62,7 +62,7 @@ def _models(
     resource: CustomResource, known: Mapping[ResourceKey, CustomResource], *, with_files: bool
 ) -> list[MountedModel]:
     found = []
-    for name in resource.spec.get("models") or ():
+    for name in resource.model_names:
         model = known.get(ResourceKey("TidegateModel", resource.key.namespace, name))
         if model is None:
             raise Refused("NoModel", f"spec.models: there is no TidegateModel {name!r} in {resource.key.namespace}")
@@ -74,9 +74,7 @@ def _rendered_model(resource: CustomResource, known: Mapping[ResourceKey, Custom
     spec = resource.parsed(TidegateModelSpec)
     objects = render_model(resource)
     users = sum(
-        resource.key.name in (one.spec.get("models") or ())
-        for one in known.values()
-        if one.key.namespace == resource.key.namespace
+        resource.key.name in one.model_names for one in known.values() if one.key.namespace == resource.key.namespace
     )
     fields = {
         "manifestDigest": digest(objects[0]["data"]), "variants": len(manifest_of(spec).variants), "usedBy": users
