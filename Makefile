@@ -51,7 +51,7 @@ BENCHES ?= gateway_overhead generate_overhead generate_pool generate_exact gener
 	decision_cost batcher_cost handover pool_overload batching big_fleet routing frontier interleavings sim_vs_real \
 	link_accuracy faults soak traces isolation identity_cost packing fleet degradation scaling small_device \
 	rollout_crashes observability_overhead replay dial_out discovery herd gateways generate_routing stream_faults \
-	agreement sites model_churn gateway_workers calls pipeline_steps layer_split
+	agreement sites model_churn gateway_workers calls pipeline_steps layer_split gpu
 RUN_FLAGS ?=
 
 # The first interpreter that is new enough and can make environments (Debian's may lack ensurepip).
@@ -62,7 +62,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
 	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
 
-.PHONY: help setup clients checks peers tools run test test-fast screenshots lint lint-types lint-rules compiled fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom dist requirements proto clean image-test e2e-kind
+.PHONY: help setup clients checks peers tools openvino run test test-fast test-gpu screenshots lint lint-types lint-rules compiled fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom dist requirements proto clean image-test e2e-kind
 
 help: ## Say what there is.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -89,6 +89,9 @@ test: setup clients tools checks ## Lint and every test. TEST_FLAGS="-k words"
 
 test-fast: setup ## The short tests, without processes, models and clients, within a minute.
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not e2e and not clients and not needs_mosquitto" $(TEST_FLAGS)
+
+test-gpu: setup ## The tests that need a GPU which torch sees; `make test` skips them where there is none.
+	$(BIN)/python -m pytest -q -m cuda $(TEST_FLAGS)
 
 lint: lint-rules lint-types ## ruff, mypy, import rules, the rules of this code base, and whether the generated code fits the .proto files.
 
@@ -257,6 +260,19 @@ $(PEERS_READY): tests/bench/batching/peers/requirements.txt $(ROUTER_PEER)
 	else echo "  not possible here (see $(PEERS)/pip.log): these servers will be skipped"; fi
 	@$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r $(ROUTER_PEER) >>$(PEERS)/pip.log 2>&1 \
 	|| echo "  no LiteLLM here (see $(PEERS)/pip.log): it will be skipped"
+
+# ONNX Runtime with another device than the processor, behind which lie the libraries of $(VENV).
+OPENVINO := .venv-openvino
+OPENVINO_READY := $(OPENVINO)/.set-up
+openvino: $(OPENVINO_READY) ## Set up .venv-openvino: ONNX Runtime with OpenVINO, to try an accelerator on any x86 processor.
+
+$(OPENVINO_READY): | setup
+	@echo "setting up $(OPENVINO): ONNX Runtime with OpenVINO, some 450 MB"
+	@test -x $(OPENVINO)/bin/python || $(PYTHON) -m venv $(OPENVINO)
+	@$(OPENVINO)/bin/python -m pip install -q --disable-pip-version-check onnxruntime-openvino
+	@for there in "$(CURDIR)" $(CURDIR)/$(VENV)/lib/python*/site-packages; do echo "$$there"; done \
+		>"$$(echo $(OPENVINO)/lib/python*/site-packages)/tidegate.pth"
+	@touch $@
 
 # Programs that tests drive and pip cannot bring: a production broker, a browser for the console, and the library that
 # perf_analyzer wants; and promtool, taken out of its package, which as a whole would start a Prometheus.

@@ -45,6 +45,7 @@ from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController, cost_ratio
 from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
 from cloud_pool.workers.model_workers import GenerationWorkers, ModelWorkers
+from cloud_pool.workers.onnx_placement import placed
 from cloud_pool.workers.residents import Residents
 from cloud_pool.workers.steps_worker import StepsWorker
 from cloud_pool.workers.supervisor import PeakObserver, PoolSupervisor, measure_anew
@@ -81,7 +82,9 @@ from tidegate.tracing.span import Value
 from tidegate.workers.process import WorkerProcess
 from tidegate.workers.recycling import Recycling
 from tidegate.workers.sandbox_check import check_sandbox, sandbox_gaps, sandbox_parts
+from tidegate.workers.warming.device_trial import DeviceTrials
 from tidegate.workers.warming.measured_costs import MeasuredCosts
+from tidegate.workers.warming.onnx_devices import devices_here
 from tidegate.workers.warmup import CostPoints, warm
 
 if TYPE_CHECKING:
@@ -196,7 +199,7 @@ class PoolApp:
         tls = tls_of(config.tls, lambda: CertificateIdentity("pool", config.name))
         _check_announced(config, tls)
         self._attester = attester_of(config.attestation, tls, self._measure)
-        loadables = await self._catalogue()
+        loadables = await self._on_onnx_devices(await self._catalogue())
         places = self._places()
         memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes())
         plain = [one for one in loadables if one.manifest.generative is None]
@@ -280,6 +283,19 @@ class PoolApp:
         for one in found:
             config.steps.check(one.public or one.manifest)
         return found
+
+    async def _on_onnx_devices(self, loadables: list[PoolLoadable]) -> list[PoolLoadable]:
+        config = self.config
+        devices = await devices_here(config.onnx_device, "onnx_device")
+        if devices and config.model_control != "none":
+            raise StartError(
+                f"key 'onnx_device': {config.onnx_device} is tried when the pool starts, and with model_control: "
+                f"{config.model_control} models come later; leave one of them out"
+            )
+        if not devices:
+            return loadables
+        trials = DeviceTrials(devices, lambda name: WorkerProcess(f"{config.name}/{name}", sandbox=config.sandbox))
+        return await placed(loadables, trials, config.threads)
 
     def _new_steps(self, loadable: PoolLoadable, scheduler: PoolScheduler) -> StepsWorker:
         """The worker of the steps around a model."""

@@ -6,13 +6,14 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from cloud_pool.core.health.adaptive_control import ControlLimits
 from cloud_pool.core.health.worker_health import HealthLimits
 from cloud_pool.vllm.vllm_config import VllmConfig
 from tidegate.config import ProcessConfig, Section, Shares
+from tidegate.engines.onnx_providers import known_device
 from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
@@ -157,7 +158,7 @@ class PoolConfig(ProcessConfig):
     allowed_engines: tuple[EngineName, ...] = Field(
         TRUSTED,
         description="Engines that may run here. A `torchscript` file is a program that can do what it likes: add it "
-        "for files whose makers you trust. `tensorrt` is known, and not run yet.",
+        "for files whose makers you trust. `tensorrt` is known, and refused.",
     )
     sandbox: SandboxMode = Field(
         "auto",
@@ -212,6 +213,12 @@ class PoolConfig(ProcessConfig):
         max_length=64,
         description="Several devices instead of `device`, each with `workers` of its own, such as [cuda:0, cuda:1]. "
         "They are taken for alike: costs are measured on the first.",
+    )
+    onnx_device: Annotated[str, AfterValidator(known_device)] = Field(
+        "cpu",
+        description="Where ONNX models compute, if not on `device`: such as tensorrt, cuda:1 or openvino, or auto, "
+        "which is whatever the installed ONNX Runtime has. Compared with the processor when the pool starts, and left "
+        "out where it is slower or answers otherwise (docs/accelerators.md). cpu: nothing is tried; `device` holds.",
     )
     workers: int = Field(
         1,

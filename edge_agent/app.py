@@ -88,7 +88,9 @@ from tidegate.serving.repository_control import RepositoryControl
 from tidegate.tracing.collector import Collector, collector_of
 from tidegate.tracing.served import ServedTraces
 from tidegate.workers.sandbox_check import check_sandbox, sandbox_gaps, sandbox_parts
+from tidegate.workers.warming.device_trial import DeviceTrials
 from tidegate.workers.warming.measured_costs import MeasuredCosts
+from tidegate.workers.warming.onnx_devices import devices_here
 from tidegate.workers.warmup import warm
 
 GATEWAYS: Final[frozenset[Role]] = frozenset({"gateway"})
@@ -153,6 +155,7 @@ class EdgeApp:
         self._token = OperatorToken()  # for changes of which models are served
         self._control = self._model_control()
         self._costs = _costs_of(config)
+        self._devices: tuple[str, ...] = ()  # beside the processor
         self._generated = GeneratedCounts()
         self._loop_lag = LoopLag()
         self.offline = OfflineService(
@@ -208,6 +211,7 @@ class EdgeApp:
         _check_advertised(config)
         _check_controlled(config)
         check_sandbox(config.sandbox)
+        self._devices = await devices_here(config.device, "device")
         self._tls = tls_of(config.tls, lambda: CertificateIdentity("edge", config.name))
         check_encrypted(config.mqtt, self._tls)
         self._attester = attester_of(config.attestation, self._tls, self._measure)
@@ -601,10 +605,11 @@ class EdgeApp:
     def _runner(self, entry: CatalogueEntry, generation: int) -> Runner:
         config = self.config
         config.steps.check(entry.manifest)
+        start_worker = worker_starter(nice=config.nice, cgroup=config.cgroup, sandbox=config.sandbox)
         return Runner(
             entry.manifest,
             entry.loadables,
-            start_worker=worker_starter(nice=config.nice, cgroup=config.cgroup, sandbox=config.sandbox),
+            start_worker=start_worker,
             sandbox=sandbox_gaps(config.sandbox),
             measure=self._costs.measuring(config.warmup_budget_s / len(entry.loadables)),
             warm=warm,
@@ -616,6 +621,7 @@ class EdgeApp:
             generation=generation,
             sequences=EdgeSequences(self._generated, config.max_queue_size, config.generation_cache_bytes),
             step_limits=config.steps.limits,
+            trials=DeviceTrials(self._devices, start_worker) if self._devices else None,
         )
 
     def _changed(self, runner: Runner) -> None:
@@ -649,7 +655,8 @@ class EdgeApp:
 
 
 def _costs_of(config: EdgeConfig) -> MeasuredCosts:
-    path = config.state_dir / "costs.json" if config.remember_costs else None
+    # What a model costs depends on the device that its trial chooses, which is no part of the key.
+    path = config.state_dir / "costs.json" if config.remember_costs and config.device == "cpu" else None
     return MeasuredCosts(path, settings=f"threads={config.threads} nice={config.nice} paced_slow={config.paced_slow:g}")
 
 

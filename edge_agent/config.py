@@ -13,6 +13,7 @@ from pydantic_settings import SettingsConfigDict
 
 from edge_agent.core.dial_policy import DialOut
 from tidegate.config import ProcessConfig, Section, Shares
+from tidegate.engines.onnx_providers import known_device
 from tidegate.fleet.topics import DEFAULT_FLEET, checked_name
 from tidegate.models.manifest import EngineName
 from tidegate.models.trust import TRUSTED
@@ -178,7 +179,7 @@ class EdgeConfig(ProcessConfig):
     allowed_engines: tuple[EngineName, ...] = Field(
         TRUSTED,
         description="Engines that may run here. A `torchscript` file is a program that can do what it likes: add it "
-        "for files whose makers you trust. `tensorrt` is known, and not run yet.",
+        "for files whose makers you trust. `tensorrt` is known, and refused.",
     )
     sandbox: SandboxMode = Field(
         "auto",
@@ -234,6 +235,12 @@ class EdgeConfig(ProcessConfig):
     threads: int = Field(
         1, ge=1, le=256, description="Threads of one computation: more is faster alone, and takes cores from the rest."
     )
+    device: Annotated[str, AfterValidator(known_device)] = Field(
+        "cpu",
+        description="Where ONNX models compute: cpu; or a device by name, such as openvino:GPU, cuda:1, tensorrt or "
+        "qnn; or auto, which is whatever the installed ONNX Runtime has. Each is compared with the processor when a "
+        "model starts, and left out where it is slower or answers otherwise (docs/accelerators.md).",
+    )
     nice: int = Field(
         0,
         ge=0,
@@ -249,7 +256,7 @@ class EdgeConfig(ProcessConfig):
     remember_costs: bool = Field(
         True,
         description="Keep in state_dir/costs.json what models cost here, so that a restart need not measure them; they "
-        "are measured again where artefact, processor or threads are others.",
+        "are measured again where artefact, processor or threads are others, and always where `device` is not cpu.",
     )
     paced_slow: float = Field(
         1.0,

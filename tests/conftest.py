@@ -102,6 +102,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 pytest_plugins = [
+    "tests.support.cuda",
     "tests.support.models.demo_models",
     "tests.support.models.tiny_llama",
     "tidegate.testing.pytest_plugin",

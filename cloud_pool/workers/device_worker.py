@@ -62,6 +62,7 @@ class PoolLoadable:
     artefact: Path
     public: Manifest | None = None  # as callers see it, where a pipeline is around the model
     reload: int = 0  # tells apart what is loaded of one version while it is there twice, before and after a change
+    onnx_device: str = ""  # of ONNX Runtime's, elsewhere than its worker (`onnx_placement.py`)
 
     @property
     def key(self) -> str:
@@ -125,7 +126,9 @@ class DeviceWorker:
         variant = loadable.variant
         engine = variant.engine
         # ONNX Runtime takes no "auto": where it runs a pool's variant, that is on the CPU unless a device is named.
-        device = "cpu" if engine == "onnx" and self._device == "auto" else self._device
+        device = loadable.onnx_device or ("cpu" if engine == "onnx" and self._device == "auto" else self._device)
+        if device in ("cuda", "tensorrt") and self._device.startswith("cuda:"):
+            device = f"{device}:{self._device.partition(':')[2]}"  # of several workers each has its own GPU
         spec = EngineSpec(
             loadable.key,
             engine,

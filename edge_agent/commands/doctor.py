@@ -30,6 +30,8 @@ from edge_agent.core.diagnosis import DoctorFinding
 from edge_agent.fleet.dialling import configured_gateways
 from edge_agent.serving.catalogue import read_catalogue
 from tidegate import clock
+from tidegate.engines.errors import EngineError
+from tidegate.engines.onnx_providers import DEVICES, candidates
 from tidegate.fleet.messages import BadMessage, decode_gateway_state
 from tidegate.fleet.topics import Topics
 from tidegate.models.repository import Repository, RepositoryError
@@ -41,6 +43,7 @@ from tidegate.security.certificate_identity import CertificateIdentity, alternat
 from tidegate.security.tls import Tls, tls_of
 from tidegate.servers.address import format_address
 from tidegate.workers.sandbox import missing_here
+from tidegate.workers.warming.onnx_devices import providers_here
 
 PATIENCE_S: Final = 5.0
 _MOST_FLEETS: Final = 8
@@ -61,6 +64,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         await asyncio.to_thread(_disk, config.state_dir),
         *await asyncio.to_thread(_models, config),
         _processor(),
+        await _accelerator(config, agent),
         diagnosis.sandbox(config.sandbox, missing_here()),
         *_ports(config, (agent or {}).get("addresses")),
         certificate,
@@ -78,6 +82,27 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
             fleet=config.mqtt is not None,
         ),
     ]
+
+
+async def _accelerator(config: EdgeConfig, agent: dict[str, Any] | None) -> DoctorFinding:
+    found, problem = tuple[str, ...](), ""
+    try:
+        available = await providers_here()
+        found = candidates("auto", available)
+        candidates(config.device, available)
+    except EngineError as error:
+        problem = "" if config.device == "cpu" else str(error)
+    untried = [name for name in found if not DEVICES[name].tried]
+    return diagnosis.accelerator(config.device, found=found, problem=problem, untried=untried, told=_tried(agent))
+
+
+def _tried(agent: dict[str, Any] | None) -> list[str]:
+    """What the running agent says of the devices that it tried."""
+    told = []
+    for worker in (agent or {}).get("workers") or ():
+        for variant, one in (worker.get("devices") or {}).items():
+            told += [f"{worker.get('model')} {variant} on {line}" for line in one.get("tried") or ()]
+    return told
 
 
 def _settings(config: EdgeConfig) -> list[DoctorFinding]:
@@ -358,8 +383,8 @@ def _workers(agent: dict[str, Any] | None) -> list[DoctorFinding]:
     found = []
     for one in told if isinstance(told, list) else []:
         try:
-            found.append(diagnosis.worker(**one))
-        except TypeError:  # a newer agent's, with more to say
+            found.append(diagnosis.worker(**{key: value for key, value in one.items() if key != "devices"}))
+        except (TypeError, AttributeError):  # a newer agent's, with more to say
             found.append(DoctorFinding("worker", "ok", f"what the agent says of it is not understood: {one}"))
     return found
 

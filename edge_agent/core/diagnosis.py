@@ -63,6 +63,31 @@ def clock(utc_s: float, synchronized: bool | None, skew_s: float | None) -> Doct
     return DoctorFinding("clock", "ok", how)
 
 
+def accelerator(
+    configured: str, *, found: Sequence[str], problem: str, untried: Collection[str], told: Sequence[str]
+) -> DoctorFinding:
+    """Args:
+    configured: the key `device`.
+    found: what there is beside the processor, by the installed ONNX Runtime.
+    problem: why it does not say so, or does not have what is configured; "" where nothing is wrong.
+    untried: those that this project has never seen compute.
+    told: of the running agent, what became of each device that it tried, a line each.
+    """
+    if problem:
+        return DoctorFinding("device", "failure", problem, "install what is named, or set `device: cpu`")
+    marked = [f"{name} (never tried by this project)" if name in untried else name for name in found]
+    if configured == "cpu":
+        if not found:
+            return DoctorFinding("device", "ok", "models compute on the processor")
+        words = f"models compute on the processor; `device: auto` would try {', '.join(marked)} too"
+        return DoctorFinding("device", "ok", words)
+    if not found:
+        return DoctorFinding("device", "ok", "this ONNX Runtime has the processor alone")
+    if any(": left out" in line for line in told) and not any(": taken" in line for line in told):
+        return DoctorFinding("device", "warning", "; ".join(told), "the processor does it; see docs/accelerators.md")
+    return DoctorFinding("device", "ok", "; ".join(told) or f"to be tried when models start: {', '.join(marked)}")
+
+
 def disk(folder: str, *, error: str, full: bool = False, free_bytes: int, fsync_s: float) -> DoctorFinding:
     """Args: error: why the folder cannot be written, "" if it can; full: whether the disk is full."""
     if error:

@@ -17,6 +17,10 @@ A model that generates has many generations in its worker at a time, which the r
 A worker that is silent during one call for longer than such calls can take (`tidegate/workers/watchdog.py`), without
 computing, is taken as hung and ended, which is a death like others; after `hang_timeout_s` one that computes is, too.
 
+Where the device has something beside its processor, its ONNX variants try it before they load for the first time, and
+use it where it is right and faster (`tidegate/workers/warming/device_trial.py`). Two workers that are lost there in one
+life, and the variants are back on the processor.
+
 Source: docs/design/edge-state.md, "One worker process per generation" (memory, #26831) and "Rollouts and crash loops".
 """
 
@@ -59,10 +63,14 @@ from tidegate.workers.incarnation import Incarnation
 from tidegate.workers.lost_workers import LostWorkers, report_of
 from tidegate.workers.process import ComputeResult, EngineSpec, LoadResult, WorkerDied
 from tidegate.workers.supervised import SupervisedWorker
+from tidegate.workers.warming.device_choice import PROCESSOR, DeviceChoice
+from tidegate.workers.warming.device_trial import DeviceTrials
 from tidegate.workers.warming.warmup_samples import run_samples
 from tidegate.workers.warmup import CostPoints
 
 log = structlog.get_logger(__name__)
+
+_MOST_LOST_ON_DEVICE = 2
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -116,6 +124,7 @@ class Runner:
         sandbox: what its workers' sandbox lacks, "" for nothing (`tidegate/workers/sandbox_check.py`); offered so.
         sequences: what a model that generates may take here; None: as many as its engine has slots for.
         step_limits: what a WebAssembly step of its pipeline may take; None: the defaults.
+        trials: tries what the device has beside its processor; None: it has nothing.
     """
 
     def __init__(
@@ -135,6 +144,7 @@ class Runner:
         sandbox: str | None = None,
         sequences: EdgeSequences | None = None,
         step_limits: WasmLimits | None = None,
+        trials: DeviceTrials | None = None,
     ) -> None:
         self.manifest = manifest
         self.generation = generation
@@ -149,6 +159,9 @@ class Runner:
         self._threads = threads
         self._paced_slow = paced_slow
         self._hang_timeout_s = hang_timeout_s
+        self._trials = trials
+        self.devices: dict[str, DeviceChoice] = {}  # by variant, of those that were tried elsewhere than here
+        self._lost_on_device = 0
         self._times: dict[str, ServiceTime] = {}
         self._unwanted = asyncio.Event()  # the worker is to be ended, ...
         self._why_unwanted = ""  # ... and why
@@ -251,6 +264,7 @@ class Runner:
     def told(self, now: float) -> dict[str, Any]:
         """Its worker's part of `GET /v1/state`, which `edge_agent/core/diagnosis.py` judges."""
         lost = self.lost_workers
+        tried = {name: {"device": one.device, "tried": one.reasons} for name, one in self.devices.items()}
         return {
             "model": self.name,
             "state": self.state,
@@ -259,6 +273,7 @@ class Runner:
             "lost": lost.count,
             "lost_ago_s": round(now - lost.at, 1) if lost.count else 0.0,
             "reason": lost.reason,
+            **({"devices": tried} if tried else {}),
         }
 
     def overdue_s(self, now: float) -> float:
@@ -380,6 +395,8 @@ class Runner:
     # what the supervised worker needs of its owner (`tidegate.workers.supervised.WorkerOwner`)
 
     async def prepare(self, worker: EngineWorker) -> float:
+        if self._trials is not None:
+            await self._try_devices(self._trials)
         await self._load(worker)
         if not self._times:
             self._supervised.become("warming")
@@ -435,6 +452,16 @@ class Runner:
 
     def lost(self, incarnation: Incarnation[EngineWorker]) -> None:
         self.exits, self.last_exit = self.exits + 1, incarnation.reason
+        if all(one.device == PROCESSOR for one in self.devices.values()):
+            return
+        self._lost_on_device += 1
+        if self._lost_on_device >= _MOST_LOST_ON_DEVICE:
+            words = f"left out: {self._lost_on_device} workers were lost on it, the last one {incarnation.reason}"
+            for name, one in self.devices.items():
+                if one.device != PROCESSOR:
+                    self.devices[name] = DeviceChoice(reasons=(f"{one.device}: {words}",))
+            self._times.clear()  # its costs are others on the processor
+            log.warning("back on the processor", model=self.name, reason=words)
 
     def restarting(self, incarnation: Incarnation[EngineWorker], delay_s: float) -> None:
         words = {"model": self.name, "reason": incarnation.reason, "restart_in_s": round(delay_s, 3)}
@@ -455,26 +482,36 @@ class Runner:
         incarnation = self._supervised.current
         return incarnation.worker if incarnation is not None and incarnation.serving else None
 
-    async def _load(self, worker: EngineWorker) -> None:
-        artefacts = self.manifest.of_model
-        outputs = tuple(spec.name for spec in artefacts.outputs)
+    async def _try_devices(self, trials: DeviceTrials) -> None:
+        """Of variants that were not tried before; a worker that is started again goes by the first one's choice."""
         for loadable in self._loadables:
             variant = loadable.variant
-            loaded = await worker.load(
-                EngineSpec(
-                    variant.name,
-                    variant.engine,
-                    loadable.artefact,
-                    outputs,
-                    self._threads,
-                    paced_slow=self._paced_slow,
-                    packing=packing_of(artefacts, variant.packed),
-                    compile=variant.compile,
-                    generation=limits_of(self.manifest, variant, cache_bytes=self._sequences.cache_bytes or 0),
-                    steps=plan_of(self.manifest, str(self.folder), self._step_limits),
-                )
-            )
-            self._slots[variant.name] = loaded.slots
+            if variant.engine == "onnx" and variant.name not in self.devices:
+                spec = replace(self._spec(loadable), steps=None)
+                self.devices[variant.name] = await trials.choose(self.manifest.of_model, variant, spec)
+
+    async def _load(self, worker: EngineWorker) -> None:
+        for loadable in self._loadables:
+            loaded = await worker.load(self._spec(loadable))
+            self._slots[loadable.variant.name] = loaded.slots
+
+    def _spec(self, loadable: EdgeLoadable) -> EngineSpec:
+        """What a worker loads for a variant."""
+        artefacts, variant = self.manifest.of_model, loadable.variant
+        chosen = self.devices.get(variant.name)
+        return EngineSpec(
+            variant.name,
+            variant.engine,
+            loadable.artefact,
+            tuple(spec.name for spec in artefacts.outputs),
+            self._threads,
+            PROCESSOR if chosen is None else chosen.device,
+            paced_slow=self._paced_slow,
+            packing=packing_of(artefacts, variant.packed),
+            compile=variant.compile,
+            generation=limits_of(self.manifest, variant, cache_bytes=self._sequences.cache_bytes or 0),
+            steps=plan_of(self.manifest, str(self.folder), self._step_limits),
+        )
 
     def _generating(self, variant: Variant) -> GeneratingVariant:
         scheduler = SequenceScheduler(SequenceQueue(max_size=self._sequences.max_waiting))

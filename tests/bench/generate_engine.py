@@ -3,7 +3,7 @@
 Commands and answers are lines of JSON as those of `token_callers.py`, with the same figures: what a server, a link and
 a gateway add is the difference. The engine begins a new sequence in the place of each that has ended.
 
-    python -m tests.bench.generate_engine ENGINE ARTEFACT SLOTS [THREADS]
+    python -m tests.bench.generate_engine ENGINE ARTEFACT SLOTS [THREADS [DEVICE]]
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def measure(engine: GenerativeEngine, streams: int, prompt: int, tokens: int, wa
 
 
 def main() -> None:
-    engine, artefact, slots, *threads = sys.argv[1:]
+    engine, artefact, slots, threads, device = [*sys.argv[1:], *("1", "cpu")[len(sys.argv) - 4 :]]
     limits = GenerationLimits(slots=int(slots))
-    loaded = load_generative_engine(engine, Path(artefact), limits=limits, threads=int(threads[0]) if threads else 1)
+    loaded = load_generative_engine(engine, Path(artefact), limits=limits, threads=int(threads), device=device)
     tell(event="ready")
     while line := sys.stdin.readline():
         words = json.loads(line)

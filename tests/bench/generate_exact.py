@@ -48,15 +48,17 @@ class Answers(NamedTuple):
     cpu_ms: float
 
 
-def generated(weights: Path, prompts: Sequence[Ids], tokens: int, stop_tokens: Sequence[int]) -> Answers:
+def generated(
+    weights: Path, prompts: Sequence[Ids], tokens: int, stop_tokens: Sequence[int], device: str = "cpu"
+) -> Answers:
     import torch
 
     from tidegate.engines.generation.continuous_batching import load_causal_model
 
-    model: Any = load_causal_model(weights, torch.device("cpu"))
+    model: Any = load_causal_model(weights, torch.device(device))
     found, began = list[Ids](), process_time()
     for prompt in prompts:
-        ids = torch.tensor([prompt])
+        ids = torch.tensor([prompt], device=device)
         words = {"attention_mask": torch.ones_like(ids), "eos_token_id": list(stop_tokens), "do_sample": False}
         said = model.generate(ids, max_new_tokens=tokens, **words)[0, len(prompt) :].tolist()
         found.append(tuple(said[:-1] if said[-1] in stop_tokens else said))

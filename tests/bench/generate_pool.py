@@ -65,19 +65,27 @@ def variant_of(manifest: Manifest, tier: str) -> Variant:
     return next(one for one in manifest.variants if tier in one.where)
 
 
-async def start_bare(stack: AsyncExitStack, repository: Path, variant: Variant, core: int | None) -> Child:
+async def start_bare(
+    stack: AsyncExitStack, repository: Path, variant: Variant, core: int | None, device: str = "cpu"
+) -> Child:
     assert variant.generation is not None
-    artefact = repository / MODEL / "1" / variant.artefact
-    words = ("-m", "tests.bench.generate_engine", variant.engine, str(artefact), str(variant.generation.slots))
+    artefact, slots = repository / MODEL / "1" / variant.artefact, str(variant.generation.slots)
+    words = ("-m", "tests.bench.generate_engine", variant.engine, str(artefact), slots, "1", device)
     return await stack.enter_async_context(Child(f"bare {variant.engine}", *words, core=core))
 
 
 async def start_served(
-    stack: AsyncExitStack, scratch: Path, repository: Path, tier: str, core: int | None, other: int | None
+    stack: AsyncExitStack,
+    scratch: Path,
+    repository: Path,
+    tier: str,
+    core: int | None,
+    other: int | None,
+    device: str = "cpu",
 ) -> int:
     """A gateway before one target of the tier, whose worker has a core to itself; the gateway's HTTP port."""
     common = {"model_repository": str(repository), "log_level": "error", "grpc_port": 0}
-    own = {"pool": {"device": "cpu"}, "edge": {"http_port": None, "state_dir": str(scratch / "state"), "threads": 1}}
+    own = {"pool": {"device": device}, "edge": {"http_port": None, "state_dir": str(scratch / "state"), "threads": 1}}
     config = scratch / f"{tier}.yaml"
     config.write_text(yaml.safe_dump({"name": "bench", **common, **own[tier]}))
     module = "cloud_pool" if tier == "pool" else "edge_agent"

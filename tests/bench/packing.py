@@ -4,8 +4,8 @@
 
 These ways over the same rows, nobody serving: ONNX Runtime in fp32 over length groups of least cost (the padded limit),
 torch's exported program over its own groups of least cost, and packed fp32 and bf16 in order of arrival, cut at so many
-tokens a call; the last two also as they are where no C compiler is at hand (`engines/attention_kernel.py`). Groups come
-from each runtime's own cost, fitted here.
+tokens a call; the last two also as they are where no C compiler is at hand (`engines/encoder/attention_kernel.py`).
+Groups come from each runtime's own cost, fitted here.
 
 Each repeat runs all ways in turn, a slice of each after a slice of the others, and ratios are taken within a repeat.
 Time is the thread's own CPU time, so what others do on the machine counts less; rows are of real text, and the answers

@@ -2,13 +2,12 @@
 
 A missing runtime is an error that says what to install. TensorRT engine files (.engine, .plan) are known by name and by
 suffix and refused, with the way out: such a file fits one GPU type and one TensorRT version, and the ONNX file that it
-was made from runs with ONNX Runtime's CUDA provider.
+was made from runs with ONNX Runtime's provider for TensorRT (`onnx_providers.py`).
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,12 +25,13 @@ from tidegate.models.trusted_digests import TrustedDigests
 _IMPORTS: Final[Mapping[str, tuple[str, ...]]] = {
     "onnx": ("tidegate.engines.onnx",),
     "paced": ("tidegate.engines.paced",),
-    "torch-packed": ("tidegate.engines.torch_packed",),
+    "torch-packed": ("tidegate.engines.encoder.torch_packed",),
     "torchscript": ("tidegate.engines.torch",),
     "torch-export": ("tidegate.engines.torch", "torch.export.pt2_archive"),
 }
 _TENSORRT_WAY_OUT = (
-    "serve the ONNX file that it was made from (engine: onnx), on a GPU with pip install onnxruntime-gpu"
+    "serve the ONNX file that it was made from (engine: onnx) in a pool with onnx_device: tensorrt, with "
+    "pip install onnxruntime-gpu"
 )
 
 
@@ -152,10 +152,10 @@ def _load(
 
         return PacedEngine(artefact, outputs=outputs, slow=paced_slow)
     if engine == "tensorrt":
-        raise _tensorrt_refused(artefact, device)
+        raise EngineError(f"{artefact}: engine files of TensorRT are not run: {_TENSORRT_WAY_OUT}")
     if engine == "torch-packed":
         with _runtime("PyTorch and safetensors", "cloud"):
-            from tidegate.engines.torch_packed import TorchPackedEngine
+            from tidegate.engines.encoder.torch_packed import TorchPackedEngine
 
         return TorchPackedEngine(artefact, outputs=outputs, threads=threads, device=device)
     if engine == "onnxruntime-genai" or engine == "transformers":
@@ -166,14 +166,6 @@ def _load(
     return TorchEngine(
         engine, artefact, outputs=outputs, threads=threads, device=device, compile=compile, trusted=trusted
     )
-
-
-def _tensorrt_refused(artefact: Path, device: str) -> EngineError:
-    if importlib.util.find_spec("tensorrt") is None:
-        return EngineError(
-            f"{artefact}: TensorRT is not installed: pip install tensorrt (device {device!r}); or {_TENSORRT_WAY_OUT}"
-        )
-    return EngineError(f"{artefact}: engine files of TensorRT are not run yet; {_TENSORRT_WAY_OUT}")
 
 
 @contextmanager

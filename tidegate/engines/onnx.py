@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from tidegate.engines.device_memory_meter import arena_meter
 from tidegate.engines.errors import EngineError, failure_of
+from tidegate.engines.onnx_providers import CPU, cuda_index, providers_of
 from tidegate.engines.onnx_wire import problem_in
 
 # ONNX Runtime's log severity. What fails is raised as well, and one line about it is enough; below errors it warns
 # every device without a GPU about having none.
 _FATAL_ONLY = 4
 _BLOCK_BYTES = 8 * 2**20
-_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 class OnnxPort(NamedTuple):
@@ -48,7 +48,7 @@ class OnnxEngine:
 
     Args:
         threads: threads within one operator; 0 takes as many as there are cores.
-        device: "cpu", "cuda", "cuda:1" or "auto" (CUDA where this ONNX Runtime has it).
+        device: "cpu", "auto" (CUDA where this ONNX Runtime has it), or one of `onnx_providers.py`, such as "cuda:1".
         copied: a `checked_copy` of the artefact, where the caller has one.
 
     Raises:
@@ -61,9 +61,10 @@ class OnnxEngine:
         self.artefact = artefact
         if not artefact.is_file():
             raise EngineError(f"{artefact}: there is no such artefact")
-        providers = _providers(device)
+        providers = providers_of(device, threads, onnxruntime.get_available_providers())
+        gpu = cuda_index(device) if providers[0] != CPU else None
         # Before the session, so that what the device loses while it is made is known to be the engine's.
-        meter = self.device_meter = arena_meter(_cuda_index(device)) if providers[0] != _CPU else None
+        meter = self.device_meter = arena_meter(gpu) if gpu is not None else None
         if copied is not None:
             self._session = _session(artefact, copied, threads, providers)
         else:
@@ -130,11 +131,15 @@ def _refuse(artefact: Path, model: memoryview) -> None:
 
 def _session(artefact: Path, copied: str | bytes, threads: int, providers: list[Any]) -> Any:
     try:
-        return onnxruntime.InferenceSession(copied, _options(threads), providers=providers)
+        session = onnxruntime.InferenceSession(copied, _options(threads), providers=providers)
     except Exception as error:  # ONNX Runtime has a class for each status code, and none that they share
         failure = failure_of(error, f"{artefact}: ONNX Runtime cannot load it")
         shown = str(failure).replace(copied, artefact.name) if isinstance(copied, str) else str(failure)
         raise type(failure)(shown) from error
+    wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
+    if (used := session.get_providers()[0]) != wanted:  # it goes on without a device that did not start
+        raise EngineError(f"{artefact}: {wanted} did not start here, and ONNX Runtime took {used}")
+    return session
 
 
 def _port(one: Any) -> OnnxPort:
@@ -149,18 +154,3 @@ def _options(threads: int) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
     return options
-
-
-def _cuda_index(device: str) -> int:
-    return int(device.partition(":")[2] or "0")
-
-
-def _providers(device: str) -> list[Any]:
-    available = onnxruntime.get_available_providers()
-    kind, _, index = device.partition(":")
-    if kind == "cpu" or (kind == "auto" and _CUDA not in available):
-        return [_CPU]
-    if kind in ("cuda", "auto") and _CUDA in available:
-        # An arena that grows by what is asked for, and not to the next power of two, is as large as the largest call.
-        return [(_CUDA, {"device_id": index or "0", "arena_extend_strategy": "kSameAsRequested"}), _CPU]
-    raise EngineError(f"this ONNX Runtime has no device {device!r} (it has {', '.join(available)})")

@@ -129,15 +129,20 @@ class Staging:
 
 
 class CudaMeter:
-    """What a CUDA device's allocator knows: a `DeviceMeter` (`tidegate/workers/memory_meter.py`)."""
+    """What a CUDA device's allocator knows: a `DeviceMeter` (`tidegate/workers/memory_meter.py`).
 
-    def __init__(self, device: torch.device) -> None:
+    Args:
+        beside: bytes that an engine holds and the allocator does not count as given out, such as those of CUDA graphs.
+    """
+
+    def __init__(self, device: torch.device, beside: Callable[[], int] | None = None) -> None:
         self._device = device
+        self._beside = beside
         self._before = 0
 
     @property
     def held_bytes(self) -> int:
-        return int(torch.cuda.memory_allocated(self._device))
+        return int(torch.cuda.memory_allocated(self._device)) + (self._beside() if self._beside else 0)
 
     @property
     def device_bytes(self) -> int:
@@ -145,7 +150,7 @@ class CudaMeter:
 
     def begin(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._before = self.held_bytes
+        self._before = int(torch.cuda.memory_allocated(self._device))
 
     def peak_bytes(self) -> int:
         return max(0, int(torch.cuda.max_memory_allocated(self._device)) - self._before)

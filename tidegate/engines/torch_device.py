@@ -24,6 +24,8 @@ def device_of(name: str) -> torch.device:
         raise EngineError(f"{name!r} is not a device that torch knows") from error
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise EngineError(f"torch sees no CUDA device here, but {name!r} was asked for")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise EngineError(f"torch sees {torch.cuda.device_count()} CUDA devices here, but {name!r} was asked for")
     return chosen
 
 

@@ -10,7 +10,6 @@ one after another, and ratios are taken within a repeat.
     split    nine short for each very long one: was a short one passed by a long one that could have waited?
     twice    load of twice the limit: answers in time, and how soon the others hear no
     growth   a second worker, where there is a core for it
-    cuda     bf16 where a GPU is, against a bare loop over sorted rows (`cuda.py`)
 
 Ours: `tidegate pool` with each of its policies. References without a server: `alone.py`. Peers: mosec (a row a call; 8
 rows cut by length) and Triton (`peers/`), from `make peers`; what is not installed is said to be skipped.

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tests.bench.batching import __doc__ as words
 from tests.bench.batching.bench import Bench, Plan
-from tests.bench.batching.cuda import cuda
 from tests.bench.batching.goals import conclude
 from tests.bench.batching.servers import stay_on
 from tests.bench.harness import Report, cores, parser
@@ -41,7 +40,6 @@ async def main() -> None:
         except BaseException:
             _show_logs(Path(scratch))
             raise
-        await cuda(report, Path(scratch), plan.seconds)
     conclude(bench, report)
     report.write()
 

@@ -61,11 +61,14 @@ class Oip:
         self._padded = padded
 
     async def ask(self, row: Row, budget_s: float) -> Seen:
+        return await self.ask_request(self._request(row), PATIENCE_S if self._padded else budget_s)
+
+    async def ask_request(self, request: InferRequest, budget_s: float) -> Seen:
         try:
             reply = await self._target.infer(
-                self._request(row),
+                request,
                 variant="",
-                budget_s=PATIENCE_S if self._padded else budget_s,
+                budget_s=budget_s,
                 priority=0,
                 traceparent="",
                 on_accepted=_ignore,

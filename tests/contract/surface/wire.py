@@ -40,9 +40,9 @@ import gateway.ingest.journal
 import gateway.operate.log_levels
 import gateway.operate.trial_routes
 import simulator.scenarios.scenario
-import tidegate.engines.bert
+import tidegate.engines.encoder.bert
+import tidegate.engines.encoder.torch_packed
 import tidegate.engines.paced
-import tidegate.engines.torch_packed
 import tidegate.fleet.messages
 import tidegate.fleet.offers
 import tidegate.fleet.pool_messages
@@ -118,8 +118,8 @@ STRUCTURES: Final[Mapping[str, Any]] = {
     "admin log level": gateway.operate.log_levels.LogLevelChange,
     "manifest": tidegate.models.manifest.Manifest,
     "paced artefact": tidegate.engines.paced.PacedModel,
-    "packed artefact": tidegate.engines.torch_packed.PackedMetadata,
-    "bert architecture": tidegate.engines.bert.Architecture,
+    "packed artefact": tidegate.engines.encoder.torch_packed.PackedMetadata,
+    "bert architecture": tidegate.engines.encoder.bert.Architecture,
     "metrics file of one gateway": tidegate.metrics.sharing.MetricsSnapshot,
     "OIP request": tidegate.oip.http.codec.RequestJson,
     "OIP request's input": tidegate.oip.http.json_data.InputJson,

@@ -22,7 +22,10 @@ from tidegate.outcome import InternalError, Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
 from tidegate.workers.incarnation import WARMUP_TIMEOUT_S
+from tidegate.workers.process import EngineSpec
 from tidegate.workers.supervised import CRASH_LOOP, HEALTHY_S
+from tidegate.workers.warming.device_choice import DeviceChoice
+from tidegate.workers.warming.device_trial import DeviceTrials
 from tidegate.workers.warmup import CostPoints
 
 COST: CostPoints = ((1.0, 0.001), (16.0, 0.004))
@@ -57,7 +60,9 @@ class Stage:
     async def warm(self, *_: object) -> None:
         self.warmed += 1
 
-    def runner(self, manifest: Manifest, artefact: str = "", *, draw: float = 0.5) -> Runner:
+    def runner(
+        self, manifest: Manifest, artefact: str = "", *, draw: float = 0.5, trials: DeviceTrials | None = None
+    ) -> Runner:
         loadables = [EdgeLoadable(one, Path(artefact or f"{manifest.name}.onnx")) for one in manifest.variants]
         return Runner(
             manifest,
@@ -68,6 +73,7 @@ class Stage:
             backoff=Backoff(lambda: draw, base_s=0.5, cap_s=30.0),
             on_change=lambda runner: self.states.append(runner.state),
             hang_timeout_s=30.0,
+            trials=trials,
         )
 
     @asynccontextmanager
@@ -290,3 +296,41 @@ async def _until_life(stage: Stage, number: int) -> None:
     """Wait until the worker of that number is ready, in steps of 10 ms of virtual time."""
     while len(stage.workers) < number or stage.states[-1] != "ready":
         await clock.sleep(0.01)
+
+
+class Chosen(DeviceTrials):
+    """Trials that are over at once, with one device that wins."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__((device,), FakeWorker)
+        self.asked: list[EngineSpec] = []
+        self._chosen = DeviceChoice(device, (f"{device}: taken",))
+
+    async def choose(self, manifest: Manifest, variant: Variant, spec: EngineSpec) -> DeviceChoice:
+        self.asked.append(spec)
+        return self._chosen
+
+
+@on_virtual_time
+async def test_a_device_is_tried_once_and_used_by_later_workers_until_two_were_lost_on_it() -> None:
+    stage, trials = Stage(), Chosen("openvino")
+    async with stage.runner(double_manifest(), trials=trials) as runner:
+        assert [one.device for one in trials.asked] == ["cpu"]
+        for number, device in enumerate(["openvino", "openvino", "cpu", "cpu"]):
+            await settle()
+            assert stage.workers[number].loaded["int8"].device == device
+            told = runner.told(clock.now())["devices"]["int8"]
+            assert told["device"] == device
+            stage.workers[number].kill()
+            await clock.sleep(60.0)
+        assert "left out: 2 workers were lost on it, the last one was killed by SIGKILL" in told["tried"][0]
+        assert len(trials.asked) == 1
+        assert stage.measured == 2  # once on each
+
+
+@on_virtual_time
+async def test_without_a_device_nothing_is_tried_and_nothing_is_told() -> None:
+    stage = Stage()
+    async with stage.running(double_manifest()) as runner:
+        assert stage.workers[0].loaded["int8"].device == "cpu"
+        assert "devices" not in runner.told(clock.now())

@@ -54,6 +54,12 @@ def rounds_manifest() -> Manifest:
     )
 
 
+def write_double(path: Path) -> Path:
+    """The model `double` as a file, without a repository around it."""
+    onnx.save(double_graph(), path)
+    return path
+
+
 def double_graph() -> onnx.ModelProto:
     x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", "width"])
     y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "width"])

@@ -76,7 +76,7 @@ def test_onnx_on_cuda_has_a_meter_and_on_a_cpu_none(tmp_path: Path, monkeypatch:
     assert device_meter_of(onnx.OnnxEngine(artefact)) is None
     device = Device()
     monkeypatch.setattr(onnx, "arena_meter", lambda index: ArenaMeter(device) if index == 1 else None)
-    monkeypatch.setattr(onnx, "_providers", lambda _device: [("CPUExecutionProvider", {})])
+    monkeypatch.setattr(onnx, "providers_of", lambda *_: [("CPUExecutionProvider", {})])
     meter = device_meter_of(onnx.OnnxEngine(artefact, device="cuda:1"))
     assert meter is not None
     assert meter.device_bytes == TOTAL

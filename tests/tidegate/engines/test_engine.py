@@ -188,6 +188,6 @@ def test_a_cpu_without_bf16_says_that_fp32_is_faster(
     ]
 
 
-def test_tensorrt_is_known_and_says_what_to_do_without_it(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="TensorRT is not installed: pip install tensorrt"):
+def test_an_engine_file_of_tensorrt_is_refused_with_what_to_do_instead(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="engine files of TensorRT are not run: serve the ONNX file that"):
         load_engine("tensorrt", tmp_path / "m.engine", outputs=())

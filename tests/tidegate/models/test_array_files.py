@@ -272,7 +272,7 @@ def test_every_reader_refuses_such_a_file_in_its_own_words(tmp_path: Path) -> No
     with pytest.raises(RepositoryError, match="at most 67108864 are read"):
         golden_of(arrays, manifest)
 
-    packed = pytest.importorskip("tidegate.engines.torch_packed")
+    packed = pytest.importorskip("tidegate.engines.encoder.torch_packed")
     inspect = pytest.importorskip("tidegate.tools.build.inspect.packed_weights")
     convert = pytest.importorskip("tidegate.tools.build.convert.pack")
     with pytest.raises(EngineError, match="lies from 0 to 8"):

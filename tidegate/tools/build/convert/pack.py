@@ -15,8 +15,8 @@ import msgspec
 import torch
 from safetensors.torch import load_file, save_file
 
-from tidegate.engines.bert import Activation, Architecture
-from tidegate.engines.torch_packed import METADATA, PackedMetadata
+from tidegate.engines.encoder.bert import Activation, Architecture
+from tidegate.engines.encoder.torch_packed import METADATA, PackedMetadata
 from tidegate.models.array_files import UnsafeArrayFile, check_safetensors
 from tidegate.tools.build.errors import BuildError
 

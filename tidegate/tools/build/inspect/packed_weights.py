@@ -9,8 +9,8 @@ from pathlib import Path
 
 import safetensors
 
+from tidegate.engines.encoder.torch_packed import IDS, MASK, describe
 from tidegate.engines.errors import EngineError
-from tidegate.engines.torch_packed import IDS, MASK, describe
 from tidegate.models.manifest import Bounds
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.inspect.signature import ModelSignature, SignaturePort

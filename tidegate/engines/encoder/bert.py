@@ -1,7 +1,8 @@
 """BERT over packed rows: every linear layer and normalisation sees real tokens only, one after another.
 
-Rows meet in attention alone: that is a kernel of our own where a C compiler is at hand (`attention.c`), and elsewhere
-torch's over rectangles of rows of like lengths (`attention.py`).
+Rows meet in attention alone: that is a kernel of our own where a C compiler is at hand (`attention.c`), flash attention
+on a GPU in fp16 and bf16 (`flash_rows.py`), and elsewhere torch's over rectangles of rows of like lengths
+(`attention.py`). With flash attention the whole network is recorded once for each shape (`graph_replay.py`).
 
 The linear layers run on oneDNN where it is there, with weights that were brought into its own layout at loading, and
 with the activation or the residual in the same pass, so that they need no compiler; torch's usual fp32 path takes twice
@@ -23,8 +24,10 @@ import torch
 import torch.nn.functional as fn
 from numpy.typing import NDArray
 
-from tidegate.engines.attention import Attend, Rectangles
-from tidegate.engines.attention_kernel import AttentionKernel
+from tidegate.engines.encoder.attention import Attend, Rectangles
+from tidegate.engines.encoder.attention_kernel import AttentionKernel
+from tidegate.engines.encoder.flash_rows import FlashRows, PackedShape, VarlenAttention, flash_attention
+from tidegate.engines.encoder.graph_replay import MOST_GRAPHS, GraphReplay
 
 Activation = Literal["gelu", "gelu_tanh", "relu"]
 _ROWS_HINT = 512  # tokens of a call, for which oneDNN picks the layout of its weights
@@ -124,13 +127,21 @@ class PackedBert:
     Args:
         weights: by their names in Hugging Face's BertModel, on the device, all of one type.
         kernel: computes attention, if available; None leaves that to torch.
+        flash: attention over rows of unequal lengths, for weights like these; None where torch has none.
+        most_graphs: CUDA graphs, of the shapes that come again.
 
     Raises:
         KeyError: a weight is missing.
     """
 
     def __init__(
-        self, architecture: Architecture, weights: Mapping[str, torch.Tensor], kernel: AttentionKernel | None = None
+        self,
+        architecture: Architecture,
+        weights: Mapping[str, torch.Tensor],
+        kernel: AttentionKernel | None = None,
+        *,
+        flash: VarlenAttention | None = None,
+        most_graphs: int = MOST_GRAPHS,
     ) -> None:
         by_name = _Weights(weights, architecture.epsilon)
         self._architecture = architecture
@@ -142,8 +153,12 @@ class PackedBert:
         self._norm = by_name.norm("embeddings.LayerNorm")
         self._layers = [EncoderLayer(by_name, f"encoder.layer.{at}", architecture) for at in range(architecture.layers)]
         self.device = self._words.device
-        takes = kernel is not None and kernel.takes(self._words, self._words.shape[1] // architecture.heads)
+        width = self._words.shape[1] // architecture.heads
+        takes = kernel is not None and kernel.takes(self._words, width)
         self._kernel = kernel if takes else None
+        self._flash = flash or flash_attention(self._words, width)
+        replays = self._flash is not None and self.device.type == "cuda"
+        self.graphs = GraphReplay(self._by_flash, self.device, most=most_graphs) if replays else None
 
     @property
     def vocabulary(self) -> int:
@@ -156,18 +171,39 @@ class PackedBert:
 
     def __call__(
         self, ids: NDArray[np.int64], lengths: NDArray[np.int64], mask: NDArray[np.bool_] | None
-    ) -> torch.Tensor:
+    ) -> NDArray[np.float32]:
         """float32[rows, hidden] for int64[tokens], int64[rows] without zeros, bool[tokens] or None: all are real."""
+        if self._flash is not None and mask is None:
+            shape = PackedShape.of(len(ids), len(lengths), int(lengths.max()), self.most_tokens)
+            flat = shape.laid_out(ids, lengths)
+            found = self.graphs(shape, flat) if self.graphs else self._by_flash(shape, torch.from_numpy(flat)).numpy()
+            return found[: len(lengths)]
         filled = _filled(len(ids)) if self.device.type == "cpu" else len(ids)
         attend = self._attending(lengths, mask, filled)
         starts = np.cumsum(lengths) - lengths
         positions = np.zeros(filled, np.int64)
         positions[: len(ids)] = np.arange(len(ids)) - np.repeat(starts, lengths)
-        x = fn.embedding(self._on_device(np.pad(ids, (0, filled - len(ids)))), self._words)
-        x = self._norm(x + fn.embedding(self._on_device(positions), self._positions))
+        padded = self._on_device(np.pad(ids, (0, filled - len(ids))))
+        x = self._encoded(padded, self._on_device(positions), attend)
+        pooled = self._pooled(x[: len(ids)].float(), lengths, mask)
+        return self._normalized(pooled).cpu().numpy()
+
+    def _by_flash(self, shape: PackedShape, flat: torch.Tensor) -> torch.Tensor:
+        """float32[rows, hidden] for what `PackedShape.laid_out` makes. By kernels alone, for a CUDA graph."""
+        assert self._flash is not None
+        rows = shape.parts(flat)
+        attend = FlashRows(self._flash, rows.bounds, shape.longest, self._architecture.heads)
+        x = self._encoded(rows.ids, rows.positions, attend)
+        return self._normalized(rows.pooled(x, first=self._architecture.pooling == "first"))
+
+    def _encoded(self, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
+        """[tokens, hidden] of the last layer."""
+        x = self._norm(fn.embedding(ids, self._words) + fn.embedding(positions, self._positions))
         for layer in self._layers:
             x = layer(x, attend)
-        pooled = self._pooled(x[: len(ids)].float(), lengths, mask)
+        return x
+
+    def _normalized(self, pooled: torch.Tensor) -> torch.Tensor:
         return fn.normalize(pooled, dim=1) if self._architecture.normalize else pooled
 
     def _attending(self, lengths: NDArray[np.int64], mask: NDArray[np.bool_] | None, filled: int) -> Attend:
@@ -192,7 +228,7 @@ class PackedBert:
         return torch.from_numpy(array).to(self.device)
 
     def __repr__(self) -> str:
-        attention = "a kernel" if self._kernel else "torch"
+        attention = "a kernel" if self._kernel else "flash attention" if self._flash else "torch"
         return (
             f"<PackedBert {len(self._layers)} layers, {self._words.dtype} on {self.device}, attention by {attention}>"
         )

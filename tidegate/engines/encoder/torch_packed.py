@@ -21,10 +21,11 @@ import safetensors
 import torch
 from numpy.typing import NDArray
 
-from tidegate.engines.attention_kernel import attention_kernel
-from tidegate.engines.bert import Architecture, PackedBert
+from tidegate.engines.encoder.attention_kernel import attention_kernel
+from tidegate.engines.encoder.bert import Architecture, PackedBert
+from tidegate.engines.encoder.graph_replay import MOST_GRAPHS
 from tidegate.engines.errors import EngineError, failure_of
-from tidegate.engines.staging import CudaMeter
+from tidegate.engines.staging import CudaMeter, release_cached
 from tidegate.engines.torch_device import device_of, say_if_emulated
 from tidegate.models.array_files import UnsafeArrayFile, check_safetensors
 
@@ -62,15 +63,18 @@ class TorchPackedEngine:
             torch.set_num_threads(threads)
         chosen = device_of(device)
         self._model = load_packed(artefact, chosen)
-        self.device_meter = CudaMeter(chosen) if chosen.type == "cuda" else None
+        graphs = self._model.graphs
+        beside = (lambda: graphs.held_bytes) if graphs is not None else None
+        self.device_meter = CudaMeter(chosen, beside) if chosen.type == "cuda" else None
 
     def infer(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """One vector a row. Blocks. Raises EngineError."""
         ids, mask, lengths = self._checked(inputs)
         try:
             with torch.inference_mode():
-                return {self._output: self._model(ids, lengths, mask).cpu().numpy()}
+                return {self._output: self._model(ids, lengths, mask)}
         except Exception as error:  # the device's memory: many classes, most of them RuntimeError
+            release_cached(self._model.device)
             raise failure_of(error, f"{self.artefact.name}: torch cannot run it") from error
 
     def _checked(
@@ -94,7 +98,7 @@ class TorchPackedEngine:
         return f"<TorchPackedEngine {self.artefact.name} {self._model!r}>"
 
 
-def load_packed(path: Path, device: torch.device) -> PackedBert:
+def load_packed(path: Path, device: torch.device, *, most_graphs: int = MOST_GRAPHS) -> PackedBert:
     """The network with its weights. Raises EngineError, naming the file and the way out."""
     described = describe(path)
     try:
@@ -106,8 +110,9 @@ def load_packed(path: Path, device: torch.device) -> PackedBert:
     if len(types) != 1 or not types <= set(_DTYPES):
         raise EngineError(f"{path}: its weights must be of one type of {', '.join(_DTYPES.values())}; {WAY_OUT}")
     say_if_emulated(path.name, next(iter(types)), device)
+    kernel = attention_kernel() if device.type == "cpu" else None
     try:
-        return PackedBert(described.bert, weights, attention_kernel() if device.type == "cpu" else None)
+        return PackedBert(described.bert, weights, kernel, most_graphs=most_graphs)
     except KeyError as error:
         raise EngineError(f"{path}: lacks the weight {error}; {WAY_OUT}") from error
 

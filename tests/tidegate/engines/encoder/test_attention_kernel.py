@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as fn
 from numpy.typing import NDArray
 
-from tidegate.engines.attention import Rectangles
-from tidegate.engines.attention_kernel import AttentionKernel, attention_kernel
-from tidegate.engines.bert import Architecture, PackedBert
+from tests.support.models.tiny_bert import HEADS, tiny_bert
+from tidegate.engines.encoder.attention import Rectangles
+from tidegate.engines.encoder.attention_kernel import AttentionKernel, attention_kernel
 
 pytestmark = pytest.mark.slow
 
-HEADS = 3
 # Each side of what the kernel counts in: 8 queries, 16 and 32 keys; short after long finds the long one's leavings.
 LENGTHS = np.array([100, 1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 64, 65, 5], np.int64)
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2**-8}  # of bf16 8 bits are kept, the last one rounded
@@ -108,37 +107,12 @@ def test_torchs_kernels_over_rectangles_answer_the_same(kernel: AttentionKernel,
     torch.testing.assert_close(ours, theirs, rtol=8 * CLOSE[dtype], atol=8 * CLOSE[dtype])
 
 
-def a_bert(kernel: AttentionKernel | None) -> PackedBert:
-    """One layer of chance weights, with heads of 16."""
-    hidden, inner = HEADS * 16, 64
-    shapes: dict[str, tuple[int, ...]] = {
-        "embeddings.word_embeddings.weight": (40, hidden),
-        "embeddings.position_embeddings.weight": (128, hidden),
-        "embeddings.token_type_embeddings.weight": (2, hidden),
-    }
-    layer = "encoder.layer.0"
-    for name, rows, columns in (
-        (f"{layer}.attention.self.query", hidden, hidden),
-        (f"{layer}.attention.self.key", hidden, hidden),
-        (f"{layer}.attention.self.value", hidden, hidden),
-        (f"{layer}.attention.output.dense", hidden, hidden),
-        (f"{layer}.intermediate.dense", inner, hidden),
-        (f"{layer}.output.dense", hidden, inner),
-    ):
-        shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
-    for name in ("embeddings.LayerNorm", f"{layer}.attention.output.LayerNorm", f"{layer}.output.LayerNorm"):
-        shapes |= {f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)}
-    generator = torch.Generator().manual_seed(0)
-    weights = {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
-    return PackedBert(Architecture(heads=HEADS, layers=1), weights, kernel)
-
-
 def test_a_model_answers_the_same_with_and_without_it(kernel: AttentionKernel) -> None:
     ids = np.arange(int(LENGTHS.sum())) % 40
     mask = np.arange(len(ids)) % 5 != 2
     with torch.inference_mode():
-        answers = [a_bert(one)(ids, LENGTHS, mask) for one in (kernel, None)]
-    assert "attention by a kernel" in repr(a_bert(kernel)) and "attention by torch" in repr(a_bert(None))
+        answers = [tiny_bert(one)(ids, LENGTHS, mask) for one in (kernel, None)]
+    assert "attention by a kernel" in repr(tiny_bert(kernel)) and "attention by torch" in repr(tiny_bert())
     torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-5)
 
 
