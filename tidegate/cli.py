@@ -47,6 +47,7 @@ BROUGHT_BY: Final = {
     "tokenizers": "gateway", "grpc_health": "gateway", "grpc_reflection": "gateway", "onnxruntime": "edge",
     "torch": "cloud", "safetensors": "cloud", "onnx": "build", "onnxscript": "build", "sklearn": "build",
     "transformers": "build", "opentelemetry": "tracing", "matplotlib": "simulate", "scipy": "simulate", "amqtt": "demo",
+    "kopf": "operator",
 }  # fmt: skip
 _VERSION: Final = "%(prog)s, version %(version)s" + (", compiled" if is_compiled() else "")
 OURS: Final = ("gateway", "edge_agent", "cloud_pool", "simulator", "tidegate")

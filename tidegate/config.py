@@ -38,7 +38,7 @@ class ProcessConfig(BaseSettings):
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_nested_delimiter="__")
 
 
-def load(model: type[SettingsT], path: Path | None = None, **overrides: Any) -> SettingsT:
+def load(model: type[SettingsT], path: Path | None = None, /, **overrides: Any) -> SettingsT:
     """The configuration from `path` (none: defaults and environment), with `overrides` on top.
 
     Raises:

@@ -40,6 +40,7 @@ SETS: Final = {
     "pool": ("cloud", "announce", "metrics", "tracing"),
     "pool-llm": ("cloud-llm", "vllm", "announce", "metrics", "tracing"),
     "client": ("client",),
+    "operator": ("operator",),
     "pipelines": ("text", "wasm"),  # beside the edge's or the pool's
 }
 PYTHONS: Final = ("3.11", "3.12", "3.13")

@@ -3,9 +3,7 @@
 These are two GET requests, so they are made with aiohttp, which the gateway has anyway: a client library would bring
 dozens of packages and generated models to decode what `endpoint_slices.py` decodes in twenty lines.
 
-The service account's token is read again for each request, since Kubernetes replaces the file about once an hour; the
-CA file is read again when it changes. Everything read is bounded in size and in time, and no redirect is followed: it
-could take the token elsewhere.
+Everything read is bounded in size and in time, and no redirect is followed: it could take the token elsewhere.
 
 Source: Kubernetes API concepts, "Efficient detection of changes", "Watch bookmarks", "Retrieving large results sets in
 chunks", "410 Gone responses".
@@ -14,12 +12,8 @@ chunks", "410 Gone responses".
 from __future__ import annotations
 
 import asyncio
-import os
-import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import aiohttp
@@ -33,14 +27,11 @@ from gateway.discovery.endpoint_slices import (
     WatchEvent,
     decode,
 )
-from tidegate.config import ConfigError
-from tidegate.servers.address import format_address
+from tidegate.servers.cluster_access import AccessFailed, ApiAddress, ClusterCredentials
 
-ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")  # where every pod finds its own
 PAGE: Final = 250  # slices; an API server answers no more than some MB at once
 MAX_PAGE_BYTES: Final = 16 * 2**20
 MAX_EVENT_BYTES: Final = 4 * 2**20  # etcd holds no object of more than 1.5 MiB
-MAX_TOKEN_BYTES: Final = 65_536
 MOST_PAGES: Final = 256
 _WORDS: Final = 240
 Request = AbstractAsyncContextManager[aiohttp.ClientResponse]
@@ -59,45 +50,6 @@ class ApiUnreadable(ApiFailed):
     """The API server said what cannot be read or has ended a watch with an error: list again, later."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApiAddress:
-    """Where the API server is, and how this process proves who it is. Paths that are None are not used."""
-
-    server: str
-    namespace: str
-    token_file: Path | None
-    ca_file: Path | None
-
-
-def api_address(
-    server: str | None,
-    namespace: str | None,
-    token_file: Path | None,
-    ca_file: Path | None,
-    environ: Mapping[str, str],
-    account: Path = ACCOUNT,
-) -> ApiAddress:
-    """As configured; what is not is the pod's own service account.
-
-    Raises:
-        ConfigError: there is neither a server in the configuration nor a cluster around this process.
-    """
-    if server is not None:
-        if namespace is None:
-            raise ConfigError("with server, the key namespace is needed")
-        return ApiAddress(server.rstrip("/"), namespace, token_file, ca_file)
-    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host:
-        raise ConfigError(
-            "this process runs in no pod (KUBERNETES_SERVICE_HOST is not set): set server, such as the "
-            "http://127.0.0.1:8009 of `kubectl proxy --port 8009`"
-        )
-    if namespace is None:
-        namespace = _text(account / "namespace")
-    own = f"https://{format_address(host, int(port))}"
-    return ApiAddress(own, namespace, token_file or account / "token", ca_file or account / "ca.crt")
-
-
 class KubernetesApi:
     """`async with` holds the connections.
 
@@ -110,7 +62,7 @@ class KubernetesApi:
         self._service = service
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
-        self._tls: tuple[tuple[int, int, int], ssl.SSLContext] | None = None
+        self._credentials = ClusterCredentials(address)
 
     async def __aenter__(self) -> KubernetesApi:
         self._session = aiohttp.ClientSession(trust_env=False, read_bufsize=2**16)
@@ -195,40 +147,20 @@ class KubernetesApi:
     def _request(self, more: Mapping[str, str], timeout: aiohttp.ClientTimeout) -> Request:
         assert self._session is not None, "enter the API first"
         where = self._address
+        try:
+            headers, context = self._credentials.headers(), self._credentials.context()
+        except AccessFailed as error:
+            raise ApiFailed(str(error)) from error
         url = f"{where.server}/apis/discovery.k8s.io/v1/namespaces/{where.namespace}/endpointslices"
         selector = {"labelSelector": f"kubernetes.io/service-name={self._service}"}
         return self._session.get(
             url,
             params={**selector, **more},
-            headers={"Accept": "application/json", **self._credentials()},
-            ssl=self._context(),
+            headers={"Accept": "application/json", **headers},
+            ssl=context,
             timeout=timeout,
             allow_redirects=False,
         )
-
-    def _credentials(self) -> dict[str, str]:
-        token_file = self._address.token_file
-        if token_file is None:
-            return {}
-        try:
-            return {"Authorization": f"Bearer {_text(token_file)}"}
-        except ConfigError as error:
-            raise ApiFailed(str(error)) from error
-
-    def _context(self) -> ssl.SSLContext | bool:
-        """True: the machine's trusted CAs."""
-        ca_file = self._address.ca_file
-        if ca_file is None:
-            return True
-        try:
-            found = ca_file.stat()
-            stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
-            if self._tls is None or self._tls[0] != stamp:
-                self._tls = stamp, ssl.create_default_context(cafile=str(ca_file))
-        except (OSError, ssl.SSLError) as error:
-            if self._tls is None:
-                raise ApiFailed(f"the CA file {ca_file} cannot be used: {error}") from error
-        return self._tls[1]
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         if response.status == 200:
@@ -289,21 +221,3 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 def _words(error: BaseException) -> str:
     return f"the API server cannot be asked: {type(error).__name__}: {error}".rstrip(": ")[:_WORDS]
-
-
-def _text(path: Path) -> str:
-    """Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_TOKEN_BYTES).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        words = error.strerror if isinstance(error, OSError) else "it is not ASCII"
-        raise ConfigError(f"cannot read {path}: {words}") from error
-    if not text or len(text.split()) != 1:
-        raise ConfigError(f"{path} should hold one word")
-    return text
-
-
-def own_environment() -> Mapping[str, str]:
-    """The environment of this process, in which Kubernetes says where its API is."""
-    return os.environ

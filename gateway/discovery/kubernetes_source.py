@@ -33,13 +33,12 @@ from gateway.discovery.kubernetes_api import (
     ApiGone,
     ApiUnreadable,
     KubernetesApi,
-    api_address,
-    own_environment,
 )
 from gateway.discovery.reports import Report, SourceAway, SourceSaid
 from tidegate import clock
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import OwnedTask
+from tidegate.servers.cluster_access import api_address, own_environment
 
 WATCH_S: Final = 60
 STEADY_S: Final = 1.0  # a watch that ended sooner is not followed by another at once

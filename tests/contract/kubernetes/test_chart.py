@@ -57,7 +57,7 @@ def rendered(rendering: tuple[dict[str, Rendered], list[Any]]) -> dict[str, Rend
     return rendering[0]
 
 
-@pytest.fixture(params=sorted(EXAMPLES))
+@pytest.fixture(params=sorted(set(EXAMPLES) - {"operator"}))
 def example(request: pytest.FixtureRequest, rendered: dict[str, Rendered]) -> Rendered:
     return rendered[request.param]
 

@@ -100,6 +100,7 @@ def test_every_header_of_the_product_is_on_the_page_of_headers() -> None:
         "tidegate-code",
         "tidegate-hop",
         "tidegate-model",
+        "tidegate-operator",
         "tidegate-python",
         "tidegate-recording",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import urllib.request
@@ -19,6 +20,8 @@ from tests.e2e.stack import eventually
 from tests.support.faults.fleet_stack import FleetStack
 from tests.support.models.tiny_models import tiny_repository
 from tests.support.mqtt.brokers import MOSQUITTO
+from tests.support.operator.resources import body, stored
+from tidegate.tools.operator.rollout_handover import RolloutHandover
 
 pytestmark = [
     pytest.mark.e2e,
@@ -150,6 +153,25 @@ def test_a_document_that_makes_a_device_unwell_is_taken_back_everywhere_without_
     configured.wait("as before", lambda: {one["device"]: one["digest"] for one in configured.rows().values()} == before)
     assert {name: configured.fleet.part(name).pid for name in (HOT, COOL)} == pids
     assert all(configured.fleet.part(name).alive for name in (HOT, COOL))
+
+
+def test_a_signed_order_in_a_file_is_handed_over_by_a_resource(configured: Configured) -> None:
+    file = configured.folder / "order.json"
+    settings = {"max_queue_size": 27}
+    said = configured.configure(settings, "--out", str(file))
+    assert said.exit_code == 0, said.output
+    before = len(configured.read("/v1/rollouts")["rollouts"])
+    rollout = stored(body("TidegateRollout", "queues", gateway="main", order=file.read_text()))
+    handover = RolloutHandover({"main": configured.admin})
+
+    begun = asyncio.run(handover.carry(rollout))
+
+    assert (begun.fields["id"], begun.over) == (json.loads(said.stdout)["id"], False)
+    configured.wait("the group has them", lambda: all(configured.has(name, settings) for name in configured.rows()))
+    configured.wait("the rollout is over", lambda: asyncio.run(handover.carry(rollout)).over)
+    done = asyncio.run(handover.carry(rollout))
+    assert (done.fields["phase"], done.conditions[1].status) == ("succeeded", "True")
+    assert len(configured.read("/v1/rollouts")["rollouts"]) == before + 1
 
 
 def test_a_device_that_was_away_gets_its_settings_when_it_is_back(configured: Configured) -> None:

@@ -15,12 +15,12 @@ import yaml
 
 from gateway.app import Gateway
 from gateway.config.discovery import SourceConfig
-from gateway.discovery.kubernetes_api import api_address
 from tests.support.discovery.cluster_api import SLICES, ClusterApi, endpoint, slice_of
 from tests.support.gateway.app import Far, ask, configured, gateway_for, running, until
 from tidegate import clock
 from tidegate.config import ConfigError
 from tidegate.runtime.process import StartError
+from tidegate.servers.cluster_access import api_address
 
 pytestmark = pytest.mark.slow
 NAME = "kubernetes:prod/pools"

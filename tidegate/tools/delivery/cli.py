@@ -34,6 +34,7 @@ from tidegate.storage import audit_log
 from tidegate.tools.delivery.files import LocalArtefact
 from tidegate.tools.delivery.follow import console, follow, newest, shipping, show
 from tidegate.tools.delivery.order import ListedDevice, OrderError, OrderSigning, OrderTerms, make_order
+from tidegate.tools.delivery.order_file import out_option, write_order
 from tidegate.tools.delivery.plan import golden_of, plan_of, recorded_golden, version_files
 from tidegate.tools.delivery.rows import device_rows
 from tidegate.tools.delivery.screen import devices_view, rollouts_table
@@ -158,6 +159,7 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
     "--replace", "replace_unsigned", is_flag=True, help="Leave out other models that documents of foreign keys name."
 )
 @click.option("--detach", is_flag=True, help="Start the rollout and do not watch it.")
+@out_option
 @_repository
 @admin_option
 @_json
@@ -213,6 +215,9 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
                 err=True,
             )
     _push(gateway, (*files, *golden, *(one for each in olds.values() for one in each)), quiet=as_json)
+    if given["out"]:
+        write_order(given["out"], order, as_json=as_json)
+        return
     begun = gateway.post("/v1/rollouts", order)
     audit_log.note(
         audit_log.of_repository(repository), "rollout-started", id=begun["id"], model=name, version=manifest.version,

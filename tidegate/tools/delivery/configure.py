@@ -36,6 +36,7 @@ from tidegate.tools.delivery.configuration_order import (
 from tidegate.tools.delivery.configuration_rows import configuration_row, configuration_table, rest_in_words
 from tidegate.tools.delivery.follow import console, follow, shipping
 from tidegate.tools.delivery.order import ListedDevice, OrderError, OrderSigning
+from tidegate.tools.delivery.order_file import out_option, write_order
 from tidegate.tools.delivery.shares import WaveSharesParam
 
 MAX_FILE_BYTES: Final = 64 * 1024
@@ -83,6 +84,7 @@ Examples:
               help="Leave out models that documents of foreign keys name.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Check the file and say what would be done; needs no key.")
 @click.option("--detach", is_flag=True, help="Begin, and do not watch it.")
+@out_option
 @admin_option
 @_json
 def configure(group: str, file: Path, admin: str, as_json: bool, **given: Any) -> None:
@@ -115,7 +117,11 @@ def configure(group: str, file: Path, admin: str, as_json: bool, **given: Any) -
         raise click.ClickException(
             f"all {len(chosen.have_it)} devices have these settings" if chosen.have_it else _left_out(chosen)
         )
-    begun = gateway.post("/v1/rollouts", _order(group, configuration, chosen, given))
+    order = _order(group, configuration, chosen, given)
+    if given["out"]:
+        write_order(given["out"], order, as_json=as_json)
+        return
+    begun = gateway.post("/v1/rollouts", order)
     trail = audit_log.beside(given["keys"][0])
     audit_log.note(
         trail, "settings-rollout-started", id=begun["id"], group=group,

@@ -1,0 +1,82 @@
+"""A resource, with the resources that it names, becomes Kubernetes objects (pure but for the configuration models)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.tools.operator.rendering.fleet import render_fleet
+from tidegate.tools.operator.rendering.gateway import render_gateway
+from tidegate.tools.operator.rendering.model import MountedModel, manifest_of, mounted, render_model
+from tidegate.tools.operator.rendering.objects import CHECKSUM, Object, digest
+from tidegate.tools.operator.rendering.pool import render_pool
+from tidegate.tools.operator.resource import CustomResource, Refused, ResourceKey
+from tidegate.tools.operator.specs import TidegateModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """What a resource becomes, in the order in which it is applied, and what its status says of it."""
+
+    objects: list[Object]
+    fields: Mapping[str, Any]
+
+
+def render(resource: CustomResource, known: Mapping[ResourceKey, CustomResource]) -> Rendered:
+    """Return the objects of a resource; a rollout has none.
+
+    Args:
+        known: every resource that there is, for those that are named.
+
+    Raises:
+        Refused: it cannot be rendered, with the reason.
+    """
+    match resource.key.kind:
+        case "TidegateGateway":
+            return Rendered(render_gateway(resource, _models(resource, known, with_files=False)), {})
+        case "TidegatePool":
+            return Rendered(render_pool(resource, _models(resource, known, with_files=True)), {})
+        case "TidegateModel":
+            return _rendered_model(resource, known)
+        case "TidegateFleet":
+            objects = render_fleet(resource)
+            sets = [one for one in objects if one["kind"] == "DaemonSet"]
+            checksum = sets[0]["spec"]["template"]["metadata"]["annotations"][CHECKSUM]
+            return Rendered(objects, {"configHash": checksum})
+    return Rendered([], {})
+
+
+def mentions(key: ResourceKey, known: Iterable[CustomResource]) -> Iterator[ResourceKey]:
+    """The resources that change when this one does: those that mount a model, and the models that they mount."""
+    for one in known:
+        if one.key.namespace != key.namespace or one.key == key:
+            continue
+        if key.kind == "TidegateModel" and key.name in one.model_names:
+            yield one.key
+        elif one.key.kind == "TidegateModel" and key.kind in ("TidegateGateway", "TidegatePool"):
+            yield one.key  # counts who uses it
+
+
+def _models(
+    resource: CustomResource, known: Mapping[ResourceKey, CustomResource], *, with_files: bool
+) -> list[MountedModel]:
+    found = []
+    for name in resource.model_names:
+        model = known.get(ResourceKey("TidegateModel", resource.key.namespace, name))
+        if model is None:
+            raise Refused("NoModel", f"spec.models: there is no TidegateModel {name!r} in {resource.key.namespace}")
+        found.append(mounted(model, with_files=with_files))
+    return found
+
+
+def _rendered_model(resource: CustomResource, known: Mapping[ResourceKey, CustomResource]) -> Rendered:
+    spec = resource.parsed(TidegateModelSpec)
+    objects = render_model(resource)
+    users = sum(
+        resource.key.name in one.model_names for one in known.values() if one.key.namespace == resource.key.namespace
+    )
+    fields = {
+        "manifestDigest": digest(objects[0]["data"]), "variants": len(manifest_of(spec).variants), "usedBy": users
+    }  # fmt: skip
+    return Rendered(objects, fields)
