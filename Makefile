@@ -62,7 +62,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
 	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
 
-.PHONY: help setup clients checks peers tools openvino run test test-fast test-gpu screenshots lint lint-types lint-rules compiled fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom dist requirements proto clean image-test e2e-kind
+.PHONY: help setup ray clients checks peers tools openvino run test test-fast test-gpu screenshots lint lint-types lint-rules compiled fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom dist requirements proto clean image-test e2e-kind
 
 help: ## Say what there is.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,7 +80,7 @@ RUN_HALF = code=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) $(TES
 	[ $$code -ne 1 ] || { echo "once more, each by itself:"; code=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) \
 		-n 0 -p no:randomly --maxfail 3 --last-failed --last-failed-no-failures none $(3) $(TEST_FLAGS) || code=$$?; }
 
-test: setup clients tools checks ## Lint and every test. TEST_FLAGS="-k words"
+test: setup clients tools checks ray ## Lint and every test. TEST_FLAGS="-k words"
 	@$(MAKE) -j3 --output-sync=target lint-types lint-rules compiled
 	@$(call RUN_HALF,parts,$(MORE),-m "not e2e"); shared=$$code; \
 	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
@@ -260,6 +260,19 @@ $(PEERS_READY): tests/bench/batching/peers/requirements.txt $(ROUTER_PEER)
 	else echo "  not possible here (see $(PEERS)/pip.log): these servers will be skipped"; fi
 	@$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r $(ROUTER_PEER) >>$(PEERS)/pip.log 2>&1 \
 	|| echo "  no LiteLLM here (see $(PEERS)/pip.log): it will be skipped"
+
+# Ray, whose pins are its own, for the tests of pools on Ray Serve. It ends with what lies in $(VENV), too.
+RAY := .venv-ray
+RAY_READY := $(RAY)/.set-up
+ray: $(RAY_READY) ## Set up .venv-ray: Ray with Serve, for the tests of pools that run on it.
+
+$(RAY_READY): | setup
+	@echo "setting up $(RAY): Ray with Serve, some 500 MB, for the tests only"
+	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
+	@if $(RAY)/bin/python -m pip install -q --disable-pip-version-check 'ray[serve]==2.60.*' >$(RAY)/pip.log 2>&1; then \
+		for there in "$(CURDIR)" $(CURDIR)/$(VENV)/lib/python*/site-packages; do echo "$$there"; done \
+			>"$$(echo $(RAY)/lib/python*/site-packages)/tidegate.pth"; touch $@; \
+	else echo "  not possible here (see $(RAY)/pip.log): its tests will be skipped"; rm -f $(RAY)/bin/python; fi
 
 # ONNX Runtime with another device than the processor, behind which lie the libraries of $(VENV).
 OPENVINO := .venv-openvino

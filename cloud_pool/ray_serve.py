@@ -38,7 +38,7 @@ class PoolReplica:
         StartError, ConfigError: as `tidegate pool`; Serve shows it as why the replica does not start.
     """
 
-    async def __init__(self, path: str, settings: Mapping[str, Any]) -> None:
+    async def __init__(self, path: str, settings: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
         import asyncio
 
         from ray.util import get_node_ip_address
