@@ -27,23 +27,23 @@ _WITHIN_S: Final = 5.0
 _MOST_BYTES: Final = 1 << 24  # Serve lists all that it has
 
 
-class NoAnswer(click.ClickException):
+class ScaleError(click.ClickException):
     """One of the two sides did not answer, or not with what is expected."""
 
 
 def needed_of(told: Any) -> int | None:
-    """The need in what `/scaling` says; None while it is not known. Raises NoAnswer for anything else."""
+    """The need in what `/scaling` says; None while it is not known. Raises ScaleError for anything else."""
     if not isinstance(told, dict) or not isinstance(told.get("pool_replicas_needed"), int):
-        raise NoAnswer(f"what the gateway tells is no need for replicas: {json.dumps(told)[:200]}")
+        raise ScaleError(f"what the gateway tells is no need for replicas: {json.dumps(told)[:200]}")
     return int(told["pool_replicas_needed"]) if told.get("known", True) else None
 
 
 def target_of(told: Any, application: str, deployment: str) -> int:
-    """How many replicas Serve aims at, in what it lists. Raises NoAnswer where that is not among it."""
+    """How many replicas Serve aims at, in what it lists. Raises ScaleError where that is not among it."""
     try:
         return int(told["applications"][application]["deployments"][deployment]["target_num_replicas"])
     except (KeyError, TypeError, ValueError) as error:
-        raise NoAnswer(
+        raise ScaleError(
             f"Serve has no deployment {deployment!r} in an application {application!r}; --application and --deployment "
             "name what `serve status` lists"
         ) from error
@@ -86,7 +86,7 @@ class _ServeDeployment:
         self._application, self._deployment = application, deployment
 
     def aim_at(self, replicas: int) -> bool:
-        """Have so many; False where Serve does already. Raises NoAnswer."""
+        """Have so many; False where Serve does already. Raises ScaleError."""
         if target_of(_ask(self._listed), self._application, self._deployment) == replicas:
             return False
         _ask(self._scaled, {"target_num_replicas": replicas})
@@ -104,11 +104,11 @@ async def _follow(scaling: str, there: _ServeDeployment, every_s: float, once: b
             if needed is not None and await asyncio.to_thread(there.aim_at, needed):
                 emit("scaled", replicas=needed)
             if once and needed is None:
-                raise NoAnswer(f"{scaling}: the need is not known yet; a gateway knows it a minute after its start")
+                raise ScaleError(f"{scaling}: the need is not known yet; a gateway knows it a minute after its start")
             if trouble:
                 emit("back")
             trouble = ""
-        except NoAnswer as error:
+        except ScaleError as error:
             if once:
                 raise
             if error.message != trouble:  # once, and not every few seconds
@@ -120,7 +120,7 @@ async def _follow(scaling: str, there: _ServeDeployment, every_s: float, once: b
 
 
 def _ask(url: str, body: dict[str, int] | None = None) -> Any:
-    """GET, or POST of a body; the JSON that came, also with 503. Raises NoAnswer."""
+    """GET, or POST of a body; the JSON that came, also with 503. Raises ScaleError."""
     data = None if body is None else json.dumps(body).encode()
     headers = {} if body is None else {"Content-Type": "application/json"}
     try:
@@ -134,7 +134,7 @@ def _ask(url: str, body: dict[str, int] | None = None) -> Any:
             if error.code != 503 or body is not None:
                 said = raw.decode(errors="replace").strip()[:300]
                 way_out = "" if body is None else "; the application needs `external_scaler_enabled: true`"
-                raise NoAnswer(f"{url}: HTTP {error.code}: {said}{way_out}") from error
+                raise ScaleError(f"{url}: HTTP {error.code}: {said}{way_out}") from error
         return json.loads(raw)
     except (URLError, OSError, HTTPException, ValueError) as error:
-        raise NoAnswer(f"{url}: {error.reason if isinstance(error, URLError) else error}") from error
+        raise ScaleError(f"{url}: {error.reason if isinstance(error, URLError) else error}") from error

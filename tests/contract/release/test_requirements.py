@@ -21,7 +21,8 @@ FOLDER = ROOT / "deploy" / "requirements"
 PIN = re.compile(r"(?P<name>[a-z0-9-]+)==(?P<version>\S+)(?: ; (?P<marker>.+?))? \\")
 DIGEST = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 # What builds, tries and tests is installed from constraints.txt; `demo` is `tidegate up`, with what builds.
-NOT_RUN = {"build", "demo", "testing", "simulate", "dev"}
+# Ray is of the version that a cluster has.
+NOT_RUN = {"build", "demo", "testing", "simulate", "dev", "ray"}
 
 
 def loaded() -> ModuleType:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tidegate.tools.ray_scale_cli import NoAnswer, needed_of, ray_scale, target_of
+from tidegate.tools.ray_scale_cli import ScaleError, needed_of, ray_scale, target_of
 
 LISTED = {"applications": {"pool": {"deployments": {"pool": {"target_num_replicas": 2}}}}}
 
@@ -115,6 +115,6 @@ def test_names_are_taken_as_they_are(sides: Sides) -> None:
 def test_a_need_that_is_not_known_is_none() -> None:
     assert needed_of({"pool_replicas_needed": 4}) == 4
     assert needed_of({"pool_replicas_needed": 4, "known": False}) is None
-    with pytest.raises(NoAnswer):
+    with pytest.raises(ScaleError):
         needed_of([])
     assert target_of(LISTED, "pool", "pool") == 2
