@@ -487,6 +487,7 @@ class PoolApp:
             generating=lambda loadables: self._new_generating(
                 list(loadables), scheduler, memory_limit, residents.counts
             ),
+            steps=lambda loadable: self._new_steps(loadable, scheduler),
         )
 
     def _new_generating(

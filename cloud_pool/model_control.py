@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from math import inf
 from typing import Self
 
@@ -23,6 +24,7 @@ from cloud_pool.workers.device_worker import PoolLoadable
 from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.memory_limit import MemoryLimit
 from cloud_pool.workers.residents import Resident, Residents
+from cloud_pool.workers.steps_worker import StepsWorker
 from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate.models.repository import Repository
 from tidegate.outcome import OutOfMemory
@@ -40,7 +42,7 @@ class PoolModelControl:
 
     Args:
         precisions: of the variants that are served, the preferred one first.
-        supervising, generating: make the workers of one model.
+        supervising, generating: make the workers of one model; steps: that of the steps around one.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class PoolModelControl:
         memory_limit: MemoryLimit,
         supervising: Callable[[Sequence[PoolLoadable], str, Mapping[str, ModelInstance]], PoolSupervisor],
         generating: Callable[[Sequence[PoolLoadable]], GeneratingWorkers],
+        steps: Callable[[PoolLoadable], StepsWorker],
     ) -> None:
         self.residents = residents
         self._config = config
@@ -65,6 +68,7 @@ class PoolModelControl:
         self._memory_limit = memory_limit
         self._supervising = supervising
         self._generating = generating
+        self._steps = steps
         self._token = OperatorToken()
         self._control: RepositoryControl | None = None
         self._access: TokenAccess | None = None
@@ -156,12 +160,9 @@ class PoolModelControl:
         config = self._config
         repository = Repository(config.model_repository, only=(name,))  # what is wrong with another one is no reason
         found = read_catalogue(repository, [name], self._precisions[0], self._precisions[1:], config.allowed_engines)
-        if any(one.public is not None for one in found):
-            raise StartError(
-                f"model {name!r} has a pipeline, which a pool serves only where its models are fixed: leave out "
-                f"the key 'model_control', which is {config.model_control}"
-            )
-        return [PoolLoadable(one.manifest, one.variant, one.artefact, reload=reload) for one in found]
+        for one in found:
+            config.steps.check(one.public or one.manifest)
+        return [replace(one, reload=reload) for one in found]
 
     def _resident(self, loadables: Sequence[PoolLoadable]) -> Resident:
         return Resident(
@@ -172,6 +173,7 @@ class PoolModelControl:
             sandbox=self.residents.sandbox,
             known=self._known(loadables),
             cold_s=self._on_demand.cold_s if self._on_demand is not None else lambda _name: 0.0,
+            steps=None if loadables[0].public is None else self._steps(loadables[0]),
         )
 
     def _known(self, loadables: Sequence[PoolLoadable]) -> dict[str, ModelInstance]:

@@ -84,9 +84,14 @@ class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
         return PoolGeneratingModel(self.server_name, workers, sandbox=lacks)
 
     def batched_model(
-        self, version: Sequence[PoolLoadable], workers: ModelWorkers, hold: Hold | None = None
+        self,
+        version: Sequence[PoolLoadable],
+        workers: ModelWorkers,
+        hold: Hold | None = None,
+        *,
+        steps: StepsWorker | None = None,
     ) -> PoolModel:
-        """The variants of one version that compute batches, for `models`."""
+        """The variants of one version that compute batches, for `models`; with `steps` around them, if it has any."""
         return PoolModel(
             self.server_name,
             version,
@@ -96,7 +101,7 @@ class PoolHost(TargetHost[PoolModel | PoolGeneratingModel]):
             coalescer=self._coalescer,
             relief=self._relief,
             hold=hold,
-            steps=self._steps.get((version[0].manifest.name, version[0].manifest.version)),
+            steps=steps or self._steps.get((version[0].manifest.name, version[0].manifest.version)),
         )
 
     @property

@@ -106,7 +106,8 @@ class PoolModelLoader:
     def _model(self, one: Resident) -> PoolModel | PoolGeneratingModel:
         if one.generates:
             return self._host.generating_model(list(one.variants.values()))
-        return self._host.batched_model(one.loadables, one, None if self._on_demand is None else self._on_demand.hold)
+        hold = None if self._on_demand is None else self._on_demand.hold
+        return self._host.batched_model(one.loadables, one, hold, steps=one.steps)
 
     async def _end(self, leaving: Sequence[Resident], model: PoolModel | PoolGeneratingModel | None) -> None:
         """End what answers no more, once the calls inside have their answers."""

@@ -24,7 +24,7 @@ from cloud_pool.workers.device_worker import PoolLoadable
 from cloud_pool.workers.model_workers import ModelWorkers
 from cloud_pool.workers.steps_worker import StepsWorker
 from tidegate import clock
-from tidegate.fleet.offers import ModelOffer, Standing, VariantOffer
+from tidegate.fleet.offers import ModelOffer, ModelState, Standing, VariantOffer
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.work import Work, fits, work_of_arrays
 from tidegate.oip.host import ModelStatistics, TimedCount
@@ -105,8 +105,9 @@ class PoolModel:
 
     @property
     def ready(self) -> bool:
-        prepared = self._steps is None or self._steps.state == "ready"
-        return prepared and (self._supervisor.state == "ready" or self._supervisor.cold_s > 0.0)
+        if self._supervisor.cold_s > 0.0:
+            return True  # it comes into memory when it is asked for, and its steps with it
+        return self._supervisor.state == "ready" and (self._steps is None or self._steps.state == "ready")
 
     def offer(self) -> ModelOffer:
         variants = tuple(
@@ -117,12 +118,17 @@ class PoolModel:
             self._manifest.name,
             self._manifest.version,
             variants,
-            state=self._supervisor.state if self._steps is None or not self.ready else self._steps.state,
+            state=self._state,
             digest=self._manifest.digest_of(self._variants[0]),
             worker=self._supervisor.worker_report,
             sandbox=self._supervisor.sandbox,
             cold_s=round(self._supervisor.cold_s, 3),
         )
+
+    @property
+    def _state(self) -> ModelState:
+        state = self._supervisor.state
+        return self._steps.state if self._steps is not None and state == "ready" else state
 
     def _cost_of(self, key: str) -> CostPoints:
         """What a variant costs here, by the caller's work."""

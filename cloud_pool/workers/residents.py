@@ -21,6 +21,7 @@ from cloud_pool.workers.device_worker import PoolLoadable
 from cloud_pool.workers.generating_replica import GeneratingReplica
 from cloud_pool.workers.generating_workers import GeneratingWorkers, VariantWorkers
 from cloud_pool.workers.replica import Replica
+from cloud_pool.workers.steps_worker import StepsWorker
 from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate import clock
 from tidegate.fleet.offers import ModelState, WorkerReport
@@ -43,6 +44,7 @@ class Resident:
         on_defect: called with what ended a supervision, which only a defect does.
         known: its model instances, where what they cost is known from before.
         cold_s: predicts a cold start of a model of this name; where models are not loaded on demand there is none.
+        steps: the worker of the steps around it, which comes and goes with it; None: it has no pipeline.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Resident:
         sandbox: str | None = None,
         known: Mapping[str, ModelInstance] | None = None,
         cold_s: Callable[[str], float] = lambda _name: 0.0,
+        steps: StepsWorker | None = None,
     ) -> None:
         self.loadables = tuple(loadables)
+        self.steps = steps
         self.sandbox = sandbox
         self.load_s: float | None = None  # that the last load took until the model was warm
         self._supervising = supervising
@@ -140,7 +144,7 @@ class Resident:
         )
         self._workers, self._entering = workers, True
         try:
-            await workers.__aenter__()
+            await self._start(workers)
         except BaseException:
             self._workers = None
             raise
@@ -150,6 +154,16 @@ class Resident:
         if isinstance(workers, PoolSupervisor):
             self._lanes.update(workers.lanes)
         self._watch = asyncio.create_task(self._watched(workers), name=f"watch of {label}")
+
+    async def _start(self, workers: PoolSupervisor | GeneratingWorkers) -> None:
+        await workers.__aenter__()
+        if self.steps is None:
+            return
+        try:
+            await self.steps.__aenter__()  # after the model, around whose answers they are measured
+        except BaseException:
+            await workers.__aexit__(None, None, None)
+            raise
 
     async def leave(self, reason: str) -> None:
         """End its workers, once they have computed what they have; what waits is refused."""
@@ -163,6 +177,8 @@ class Resident:
         if self._watch is not None:
             await cancel_and_wait(self._watch)
         try:
+            if self.steps is not None:
+                await self.steps.__aexit__(None, None, None)
             if isinstance(workers, PoolSupervisor):
                 await workers.leave(reason)
         finally:
@@ -174,7 +190,12 @@ class Resident:
 
     async def _watched(self, workers: PoolSupervisor | GeneratingWorkers) -> None:
         try:
-            await workers.failed()
+            if self.steps is None:
+                await workers.failed()
+                return
+            async with asyncio.TaskGroup() as both:
+                both.create_task(workers.failed(), name=f"watch of {self.name}'s model")
+                both.create_task(self.steps.failed(), name=f"watch of {self.name}'s steps")
         except Exception as error:
             self._on_defect(error)
 

@@ -67,7 +67,7 @@ class _StepCost(NamedTuple):
 
 
 class StepsWorker:
-    """Alive inside `async with`, which returns once its steps are loaded and measured.
+    """Alive inside `async with`, again and again, which returns once its steps are loaded, and measured the first time.
 
     Args:
         manifest: with the pipeline, as callers see it.
@@ -106,13 +106,8 @@ class StepsWorker:
         self._costs: list[_StepCost] = []
         self._inside = 0
         self._task: asyncio.Task[None] | None = None
-        self._supervised = SupervisedWorker[DeviceWorker](
-            self,
-            start=self._started,
-            name_of=lambda number: f"steps of {self.name}.{number}",
-            backoff=backoff,
-            cannot_start=f"model {self.name!r} cannot be served",
-        )
+        self._backoff = backoff
+        self._supervised = self._new_supervised()
 
     @property
     def name(self) -> str:
@@ -120,9 +115,19 @@ class StepsWorker:
 
     @property
     def state(self) -> ModelState:
-        return self._supervised.state
+        return "loading" if self._task is None else self._supervised.state
+
+    def _new_supervised(self) -> SupervisedWorker[DeviceWorker]:
+        return SupervisedWorker[DeviceWorker](
+            self,
+            start=self._started,
+            name_of=lambda number: f"steps of {self.name}.{number}",
+            backoff=self._backoff,
+            cannot_start=f"model {self.name!r} cannot be served",
+        )
 
     async def __aenter__(self) -> Self:
+        self._supervised = self._new_supervised()
         self._task = asyncio.create_task(self._supervised.live(), name=f"steps of {self.name}")
         ready = asyncio.create_task(self._supervised.ready_once.wait(), name=f"first start of steps of {self.name}")
         try:
@@ -130,15 +135,16 @@ class StepsWorker:
             if self._task.done():
                 self._task.result()
         except BaseException:
-            await cancel_and_wait(self._task)
+            await self.__aexit__()
             raise
         finally:
             await cancel_and_wait(ready)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._task is not None:
-            await cancel_and_wait(self._task)
+        task, self._task = self._task, None
+        if task is not None:
+            await cancel_and_wait(task)
 
     async def failed(self) -> None:
         """Wait for the end of the supervision itself, which only a defect brings: raises it."""

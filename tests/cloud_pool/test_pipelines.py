@@ -16,6 +16,8 @@ import pytest
 
 from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
+from tests.cloud_pool.test_model_control import put
+from tests.cloud_pool.workers_support import text
 from tests.support.models.pipelines import expected_probabilities, wat_of_the_docs, weather_repository
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
@@ -38,8 +40,8 @@ def models(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def pool(models: Path, **keys: Any) -> AsyncIterator[PoolApp]:
-    defaults: dict[str, Any] = {"grpc_port": 0, "model_repository": models, "warmup_budget_s": 0.5, "device": "cpu"}
+async def pool(repository: Path, /, **keys: Any) -> AsyncIterator[PoolApp]:
+    defaults: dict[str, Any] = {"grpc_port": 0, "model_repository": repository, "warmup_budget_s": 0.5, "device": "cpu"}
     async with PoolApp(load(PoolConfig, **(defaults | keys)), draw=lambda: 0.1) as app:
         yield app
 
@@ -115,10 +117,78 @@ async def test_the_steps_worker_is_started_again_when_it_dies(models: Path) -> N
         assert outputs(await asked(app, "calm"))["label"].tolist() == [[b"smooth"]]
 
 
-async def test_a_pool_that_may_not_or_cannot_run_steps_says_which_key(models: Path) -> None:
+async def test_a_pool_that_may_not_run_modules_says_which_key(models: Path) -> None:
     with pytest.raises(StartError, match=r"key 'steps\.wasm' is false"):
         async with pool(models):
             pass
-    with pytest.raises(StartError, match="a pool serves only where its models are fixed: leave out the key 'model_co"):
-        async with pool(models, model_control="explicit", **WITH_MODULES):
+    with pytest.raises(StartError, match=r"key 'steps\.wasm' is false"):
+        async with pool(models, model_control="explicit"):
             pass
+
+
+def all_workers() -> list[int]:
+    """The worker processes of this test's pools: a model's, and its steps'."""
+    return sorted(one.pid for one in psutil.Process().children() if "tidegate.workers.child" in one.cmdline())
+
+
+async def test_where_models_come_and_go_their_steps_come_and_go_with_them(models: Path, tmp_path: Path) -> None:
+    keys = {"model_control": "explicit", "models": (), "operator_token_file": tmp_path / "token", **WITH_MODULES}
+    async with pool(models, **keys) as app:
+        assert app.host.offers() == ()
+        for _ in range(2):
+            await app.control.load("weather")
+            assert len(all_workers()) == 2
+            reply = await asked(app, "calm tide")
+            np.testing.assert_allclose(outputs(reply)["probabilities"], expected_probabilities("calm tide"), rtol=1e-5)
+            (offer,) = app.host.offers()
+            assert offer.state == "ready" and offer.variants[0].cost
+            await app.control.unload("weather")
+            assert all_workers() == []
+
+
+async def test_a_reload_under_traffic_loses_no_answer(models: Path, tmp_path: Path) -> None:
+    keys = {"model_control": "explicit", "operator_token_file": tmp_path / "token", **WITH_MODULES}
+    async with pool(models, **keys) as app:
+        over = asyncio.Event()
+
+        async def caller() -> int:
+            answered = 0
+            while not over.is_set():
+                reply = await asked(app, "storm tide")
+                found = outputs(reply)["probabilities"]
+                np.testing.assert_allclose(found, expected_probabilities("storm tide"), rtol=1e-5)
+                answered += 1
+            return answered
+
+        callers = [asyncio.create_task(caller()) for _ in range(4)]
+        before = all_workers()
+        manifest = models / "weather" / "1" / "model.yaml"
+        manifest.write_text(f"{manifest.read_text()}summary: the same once more\n")
+        await app.control.load("weather")
+        over.set()
+        assert min(await asyncio.gather(*callers)) > 0
+        assert len(all_workers()) == 2 and not set(before) & set(all_workers())
+
+
+async def test_a_model_that_went_out_of_memory_comes_back_with_its_steps(models: Path, tmp_path: Path) -> None:
+    put(models, "one")
+    keys = {"model_control": "explicit", "resident_models": 1, "operator_token_file": tmp_path / "token"}
+    async with pool(models, **keys, **WITH_MODULES) as app:
+        for _ in range(2):
+            reply = await asked(app, "calm tide", budget_s=60.0)
+            np.testing.assert_allclose(outputs(reply)["probabilities"], expected_probabilities("calm tide"), rtol=1e-5)
+            assert {offer.name: offer.state for offer in app.host.offers()} == {"weather": "ready", "one": "evicted"}
+            assert len(all_workers()) == 2
+            arrays = text(4)
+            request = InferRequest("one", tuple(array_to_tensor(name, arrays[name], Datatype.INT64) for name in arrays))
+            await app.host.infer(Call(request, "oip-grpc", clock.now(), clock.now() + 60.0))
+            assert {offer.name: offer.state for offer in app.host.offers()} == {"weather": "evicted", "one": "ready"}
+            assert len(all_workers()) == 1
+
+
+async def test_steps_that_may_not_run_here_are_refused_when_the_model_is_loaded(models: Path, tmp_path: Path) -> None:
+    keys = {"model_control": "explicit", "models": (), "operator_token_file": tmp_path / "token"}
+    async with pool(models, **keys) as app:
+        with pytest.raises(Exception, match="wasm"):
+            await app.control.load("weather")
+        assert app.host.offers() == () and all_workers() == []
