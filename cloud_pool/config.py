@@ -12,7 +12,7 @@ from pydantic_settings import SettingsConfigDict
 from cloud_pool.core.health.adaptive_control import ControlLimits
 from cloud_pool.core.health.worker_health import HealthLimits
 from cloud_pool.vllm.vllm_config import VllmConfig
-from tidegate.config import ProcessConfig, Section, Shares
+from tidegate.config import OPERATOR_TOKEN_FILE, REPOSITORY_POLL_S, ProcessConfig, Section, Shares
 from tidegate.engines.onnx_providers import known_device
 from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.models.manifest import EngineName
@@ -179,9 +179,7 @@ class PoolConfig(ProcessConfig):
         "those that are loaded and unloaded by request (`tidegate model load`); poll, those that are in the "
         "repository, which is followed. docs/loading-models.md.",
     )
-    repository_poll_s: float = Field(
-        15.0, gt=0, le=86400, description="Seconds from one look at a followed repository to the next."
-    )
+    repository_poll_s: float = REPOSITORY_POLL_S
     resident_models: int | None = Field(
         None,
         ge=1,
@@ -199,11 +197,7 @@ class PoolConfig(ProcessConfig):
         description="Folder in which what models were measured to cost here is kept, so that the next start need not "
         "measure again. None: nothing is kept.",
     )
-    operator_token_file: Path | None = Field(
-        None,
-        description="File for the token that loading and unloading by request needs. Default: admin-PORT.token, with "
-        "`grpc_port`, in the first private folder of this account (docs/security.md).",
-    )
+    operator_token_file: Path | None = OPERATOR_TOKEN_FILE
     device: Device = Field(
         "auto",
         description="Where to compute: cpu, cuda, cuda:1, or auto, which is cuda where there is one.",

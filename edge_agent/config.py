@@ -13,7 +13,7 @@ from pydantic_settings import SettingsConfigDict
 
 from edge_agent.core.dial_policy import DialOut
 from edge_agent.core.help.neighbour_addresses import neighbours_by_mqtt
-from tidegate.config import ProcessConfig, Section, Shares
+from tidegate.config import OPERATOR_TOKEN_FILE, REPOSITORY_POLL_S, ProcessConfig, Section, Shares
 from tidegate.engines.onnx_providers import known_device
 from tidegate.fleet.topics import DEFAULT_FLEET, checked_name
 from tidegate.models.manifest import EngineName
@@ -216,14 +216,8 @@ class EdgeConfig(ProcessConfig):
         "explicit, also those that are loaded and unloaded by request (`tidegate model load`); poll, those that are "
         "in the repository, which is followed. Not with `rollout`. docs/loading-models.md.",
     )
-    repository_poll_s: float = Field(
-        15.0, gt=0, le=86400, description="Seconds from one look at a followed repository to the next."
-    )
-    operator_token_file: Path | None = Field(
-        None,
-        description="File for the token that loading and unloading by request needs. Default: admin-PORT.token, with "
-        "`grpc_port`, in the first private folder of this account (docs/security.md).",
-    )
+    repository_poll_s: float = REPOSITORY_POLL_S
+    operator_token_file: Path | None = OPERATOR_TOKEN_FILE
     allowed_engines: tuple[EngineName, ...] = Field(
         TRUSTED,
         description="Engines that may run here. A `torchscript` file is a program that can do what it likes: add it "

@@ -22,6 +22,17 @@ SettingsT = TypeVar("SettingsT", bound="ProcessConfig")
 Shares = dict[str, Annotated[float, Field(gt=0, le=1000)]]
 
 
+# Keys that several processes have, with one meaning.
+REPOSITORY_POLL_S: Any = Field(
+    15.0, gt=0, le=86400, description="Seconds from one look at a followed repository to the next."
+)
+OPERATOR_TOKEN_FILE: Any = Field(
+    None,
+    description="File for the token that loading and unloading by request needs. Default: admin-PORT.token, with "
+    "`grpc_port`, in the first private folder of this account (docs/security.md).",
+)
+
+
 class ConfigError(Exception):
     """A configuration that cannot be used; the message names the file, the key, the value and the way out."""
 

@@ -24,7 +24,7 @@ from gateway.config.tenants import TenantConfig
 from gateway.core.access.networks import LOOPBACK, PRIVATE, AllowedNetworks
 from gateway.core.fleet.target import EdgeTransport
 from gateway.core.placement.utility import COST_WEIGHT
-from tidegate.config import ProcessConfig, Shares
+from tidegate.config import REPOSITORY_POLL_S, ProcessConfig, Shares
 from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.runtime.logs import Format, Level
@@ -96,9 +96,7 @@ class GatewayConfig(ProcessConfig):
         "explicit, as they are loaded and unloaded by request (`tidegate model load`); poll, those that are in the "
         "repository, which is followed. Targets load and unload by themselves: docs/loading-models.md.",
     )
-    repository_poll_s: float = Field(
-        15.0, gt=0, le=86400, description="Seconds from one look at a followed repository to the next."
-    )
+    repository_poll_s: float = REPOSITORY_POLL_S
     model_repository: Path | None = Field(
         None,
         description="Folder of models; the gateway needs their manifests and tokenizers only. None: foreign models.",
