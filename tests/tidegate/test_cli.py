@@ -264,6 +264,7 @@ PACKAGES = {
     "simulate": "matplotlib scipy",
     "tracing": "opentelemetry",
     "demo": "amqtt",
+    "operator": "kopf",
 }
 # Imports every command of the command line where the packages that are named cannot be imported, and prints what each
 # says. Then runs those that need a package only when they work.
