@@ -33,7 +33,7 @@ async def measure(report: Report, network: Network, seconds: float, repeats: int
             repository, words = network.folder.parents[1], {"precision": "bf16", "workers": workers}
             pool = stack.enter_context(Pool(f"gpu{workers}", repository, scratch, None, "cuda", **words))
             callers = await stack.enter_async_context(
-                Child("callers", "-m", "tests.bench.gpu.callers", network.size.name, str(pool.port))
+                Child("callers", "-m", "tests.bench.text_callers", network.size.name, str(pool.port))
             )
             for _ in range(repeats):
                 for at_once, texts in LOADS:

@@ -1,6 +1,6 @@
 """Callers over one link, each asking again when it was answered; a process of its own.
 
-    python -m tests.bench.gpu.callers MODEL PORT
+    python -m tests.bench.text_callers MODEL PORT
 
 Commands and answers are lines of JSON.
 """
