@@ -5,7 +5,7 @@
 
 One replica each, of a paced model that takes 50 µs, in turn within each repeat, in a network of their own. CPU a
 request is of the serving process and its workers; Ray's own processes are not in it, which at rest are some 1.6 GB and
-hardly any CPU. What happens to requests while replicas are killed, scaled and updated is tried by `tests/e2e/ray_serve`.
+hardly any CPU. What happens while replicas are killed, scaled and updated is tried by `tests/e2e/ray_serve`.
 
     python -m tests.bench.ray_serve [--quick] [--repeats 5] [--seconds 3]
 """

@@ -124,7 +124,6 @@ def run(namespaces: tuple[str, ...], all_namespaces: bool, **given: Any) -> None
     if namespaces and all_namespaces:
         raise click.UsageError("--namespace or --all-namespaces, not both")
     identity = given["identity"] or f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
-    configure_logging(f"operator {identity}", level=given["log_level"], form=given["log_format"])
     try:
         address = api_address(
             given["server"], given["own_namespace"], given["token_file"], given["ca_file"], own_environment()
@@ -133,6 +132,7 @@ def run(namespaces: tuple[str, ...], all_namespaces: bool, **given: Any) -> None
         words = str(error).replace("set server", "set --server").replace("the key namespace", "--own-namespace")
         click.echo(f"the operator cannot start: {words}", err=True)
         sys.exit(1)
+    configure_logging(f"operator {identity}", level=given["log_level"], form=given["log_format"])
     chosen = () if all_namespaces else namespaces or (address.namespace,)
     serving = operate(
         address, namespaces=chosen, identity=identity, conductors=given["conductors"], liveness=given["liveness"],
