@@ -149,6 +149,11 @@ class PoolApp:
         return self._control.control
 
     @property
+    def linked(self) -> bool:
+        """Whether a gateway has a link to here."""
+        return self._link is not None and bool(self._link.greeted)
+
+    @property
     def host(self) -> PoolHost:
         assert self._host is not None, "enter the app first"
         return self._host

@@ -6,7 +6,8 @@ A replica embeds the pool on a port of its own and announces itself over MQTT, s
 link streams, deadlines and cancellations never pass Serve's proxy, which has a tenth of the throughput. Serve knows a
 replica by its health check, which is the pool's own. A replica's name ends with its rank, which Serve gives again to
 whoever takes its place: to gateways it is the same target, with what was measured of it. When Serve ends a replica it
-drains: it says so at the broker, takes nothing new, and answers what it has.
+drains: it says so at the broker, takes nothing new, and answers what it has. One that begins counts as begun once a
+gateway has a link to it, for an update ends the next one in that moment.
 
 Only Serve imports this; docs/ray.md says how to run it, and `tidegate ray-scale` sets the number of replicas.
 
@@ -25,6 +26,8 @@ from ray import serve
 _KEYS: Final = "config, replicas, cpus, gpus, memory_bytes"
 _MARGIN_S: Final = 10.0  # from the end of the drain to when Serve kills what is left
 _HEALTH_S: Final = 2.0  # from one health check to the next
+_FOUND_WITHIN_S: Final = 10.0  # by a gateway, ...
+_LOOK_S: Final = 0.05  # ... looked for so often
 
 
 class PoolReplica:
@@ -44,12 +47,16 @@ class PoolReplica:
         from ray.util import get_node_ip_address
 
         from cloud_pool.app import PoolApp
+        from tidegate import clock
 
         rank = serve.get_replica_context().rank
         config = replica_config(path, settings, rank.rank, rank.local_rank, get_node_ip_address())
         self._app = PoolApp(config)
         await self._app.__aenter__()
         self._failed = asyncio.create_task(self._app.failed(), name=f"pool {config.name}")
+        ends_at = clock.now() + _FOUND_WITHIN_S  # there may be no gateway
+        while not self._app.linked and clock.now() < ends_at:
+            await clock.sleep(_LOOK_S)
 
     def check_health(self) -> None:
         """Raise RuntimeError where the pool has failed, which has Serve put another replica in its place."""

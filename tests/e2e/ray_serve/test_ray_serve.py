@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_the_scaler_says_what_it_did_and_ends_with_ctrl_c(told: dict[str, Any]) 
     assert events[0] == {"event": "scaled", "replicas": 2}
 
 
-def test_ray_leaves_no_process_behind(told: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = str(tmp_path_factory.getbasetemp())
-    left = subprocess.run(["pgrep", "-f", f"{folder}.*/ray"], capture_output=True, text=True, check=False).stdout
+def test_ray_leaves_no_process_and_no_file_behind(told: dict[str, Any]) -> None:
+    left = subprocess.run(["pgrep", "-f", told["session"]], capture_output=True, text=True, check=False).stdout
     assert not left.split()
+    assert not Path(told["session"]).exists()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import urllib.request
 from contextlib import suppress
@@ -27,6 +29,8 @@ class RayCluster:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # Names of sockets are within: a system takes 107 bytes of them, and a test's own folder is long.
+        self.session = Path(tempfile.mkdtemp(prefix="ray-"))
         self._head: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> RayCluster:
@@ -34,7 +38,7 @@ class RayCluster:
             *(str(PYTHON.with_name("ray")), "start", "--head", "--block", "--node-ip-address", "127.0.0.1"),
             *("--num-cpus", "4", "--dashboard-port", str(DASHBOARD), "--object-store-memory", "80000000"),
             *("--min-worker-port", "20000", "--max-worker-port", "20999", "--disable-usage-stats"),
-            *("--temp-dir", str(self._folder / "ray")),
+            *("--temp-dir", str(self.session)),
         ]
         with open(self._folder / "ray.log", "wb") as log:
             self._head = subprocess.Popen(
@@ -59,6 +63,7 @@ class RayCluster:
                 os.killpg(self._head.pid, number)
             with suppress(subprocess.TimeoutExpired):
                 self._head.wait(within_s)
+        shutil.rmtree(self.session, ignore_errors=True)
 
     @property
     def log(self) -> str:

@@ -128,7 +128,7 @@ class Scenario:
         await asyncio.gather(loading, return_exceptions=True)
         cluster.ask("/api/serve/applications/", method="DELETE")
         self.told["ended_s"] = await self._until(lambda: self._ready() == 0)
-        self.told |= {"sent": load.sent, "failed": load.failed, "status": cluster.status()}
+        self.told |= {"sent": load.sent, "failed": load.failed, "session": str(cluster.session)}
 
     def _whole(self, gone: set[str]) -> bool:
         """Two replicas run and none of those that are to be gone, as Serve says, and as the gateway does."""
