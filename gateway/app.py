@@ -358,7 +358,7 @@ class Gateway:
 
     def _new_dispatcher(self, held: Quarantine, strained: Callable[[], bool]) -> Dispatcher:
         config, draw = self.config, self._draw
-        placer, hedges = policy_of(config, self.fleet, draw, strained)
+        placer, hedges = policy_of(config, self.fleet, draw, self.admission.overloaded)
         return Dispatcher(
             placer,
             self.directory.targets,

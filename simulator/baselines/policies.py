@@ -371,7 +371,7 @@ def _value(
     placer = UtilityPlacer(fleet, UtilityWeights.weighing(around.cost_weight), around.gateway.cloud_budget)
     placer.share_targets(around.draw if around.shares_targets else None)
     placement = ProbePlacer(placer, fleet, around.draw, overloaded=overloaded)
-    hedges, handovers = hedging(placer, overloaded=overloaded), None
+    hedges, handovers = hedging(placer, overloaded=admission.overloaded), None
     if handing_over and isinstance(hedges, ChanceHedging):
         handovers = ChanceHandovers(placer, hedges, overloaded=overloaded)
     return PlacerRouter(placement, placer, fleet, hedges, admission, handovers)
@@ -401,8 +401,8 @@ class _Unhedged:
     def may_fall_back(self) -> bool:
         return self._hedging.may_fall_back()
 
-    def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
-        return self._hedging.avoid(tried)
+    def avoid(self, tried: Sequence[Candidate], *, apart: bool = False) -> Collection[str]:
+        return self._hedging.avoid(tried, apart=apart)
 
     def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         return self._hedging.plan(ask, watched, decision, now)

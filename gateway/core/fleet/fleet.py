@@ -42,6 +42,7 @@ from gateway.core.fleet.target import TargetSpec, TargetView
 from gateway.core.fleet.target_history import Learned, TargetHistory
 from gateway.core.fleet.variant_rank import quality_of
 from gateway.core.health.breaker import Breaker, BreakerState
+from gateway.core.health.common_cause import CommonCause
 from gateway.core.health.degradation import WIDER, ConditionChange
 from gateway.core.health.progress import ProgressWatch
 from gateway.core.peers.demand_terms import DemandTerms
@@ -95,6 +96,7 @@ class Fleet:
         self._costs = CostModel()
         self._history = TargetHistory()
         self._coverage: dict[Tier, IntervalWidth] = {tier: IntervalWidth() for tier in TIER}
+        self._siblings: dict[Tier, CommonCause] = {tier: CommonCause() for tier in TIER}
         self._index: dict[tuple[str, str], OfferIndex] = {}
         self._indexed: dict[str, list[OfferKey]] = {}  # by target: its entries in the index
         self._slots: dict[str, int] = {}  # by target that generates: how many generations at a time
@@ -121,6 +123,7 @@ class Fleet:
             LinkEstimate(prior_rtt_s=_PRIOR_RTT_S[tier]) if learned is None else learned.link,
             self.balance,
             self._draw,
+            siblings=self._siblings[tier],
             interval_width=self._coverage[tier],
             since=now,
             scaling=self.scaling if tier == "pool" else None,
@@ -152,6 +155,7 @@ class Fleet:
         if target is not None:
             target.breaker.retire()
             target.path_breaker.retire()
+            target.siblings.forget(target_id)
             self._costs.forget(target_id)
             self._unlist(target_id)
             self.balance.forget(target_id)
@@ -435,6 +439,7 @@ class Fleet:
             target.breaker.retire()
             target.breaker = Breaker(on_move=partial(self._breaker_moved, target))
             target.progress, target.bias = ProgressWatch(), TargetBias()
+            target.siblings.watch(target.id, target.progress)
         target.ejected = target.breaker.state is not BreakerState.CLOSED
 
     def _breaker_moved(self, target: TargetView, now: float) -> None:

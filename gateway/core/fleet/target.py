@@ -22,6 +22,7 @@ from gateway.core.fleet.pricing import FREE, TIER, Tier, TokenPrice
 from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.fleet.scaling import ReplicaScaler
 from gateway.core.health.breaker import Breaker, BreakerState
+from gateway.core.health.common_cause import CommonCause
 from gateway.core.health.degradation import Degradation
 from gateway.core.health.progress import ProgressWatch
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
@@ -73,6 +74,7 @@ class TargetView:
     link: LinkEstimate
     balance: EjectionPolicy
     draw: Callable[[], float]
+    siblings: CommonCause = field(default_factory=CommonCause)  # its tier's
     breaker: Breaker = field(default_factory=Breaker)
     path_breaker: Breaker = field(default_factory=Breaker)
     bias: TargetBias = field(default_factory=TargetBias)
@@ -127,10 +129,20 @@ class TargetView:
         return self.takes(now) or (self.breaker.allows(now) and self.path_breaker.allows(now))
 
     def trust(self, now: float) -> float:
-        """How far to believe that an attempt is answered at all: the path's silence, and an ejected one's record."""
-        if self.link.silent_since is None and not self.ejected and self.refusals < _IN_A_ROW:
+        """How far to believe that an attempt is answered at all.
+
+        By the path's silence, an ejected one's record, and what its siblings were struck by.
+        """
+        if (
+            self.link.silent_since is None
+            and not self.ejected
+            and self.refusals < _IN_A_ROW
+            and not self.siblings.stalls
+        ):
             return 1.0
         trust = self.link.trust(now) * (_FULL_TRUST if self.expects_refusal(now) else 1.0)
+        if self.siblings.stalls:
+            trust *= self.siblings.trust(self.id, now)
         if now >= self.progress.look_at and self.progress.is_stalled(now):
             trust *= BROKEN
         return trust * min(self.breaker.chance(now), self.path_breaker.chance(now)) if self.ejected else trust
@@ -169,6 +181,7 @@ class TargetView:
     def _stalled(self, now: float) -> None:
         words = f"it promised answers and gave none for {self.progress.overdue_s(now):.2f} s"
         self.degradation.stalled(words, now, self.progress.owed_model(now))
+        self.siblings.stalled(self.id, now)
         self.breaker.trip(words, now, self.draw(), cap_s=_STALL_CAP_S)
 
     def warm_up(self, now: float) -> None:

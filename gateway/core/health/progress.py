@@ -62,10 +62,11 @@ class ProgressWatch:
 
     __slots__ = (
         "_carried_s", "_counted_to", "_due", "_idle_since", "_late_s", "_least_s", "_models", "_owed_from",
-        "_owed_model", "_seen_at", "look_at",
+        "_owed_model", "_seen_at", "answered_at", "look_at",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.answered_at = -inf  # when an answer, or another sign that it computes, came last
         self.look_at = inf  # before this instant it is surely not stalled, and nothing is to be counted
         self._due: dict[int, float] = {}  # attempt → when its answer is due, in order of acceptance
         self._models: dict[int, str] = {}  # attempt → its model, where that was said
@@ -120,6 +121,7 @@ class ProgressWatch:
     def progressed(self, now: float) -> None:
         """The target has shown otherwise that it computes."""
         self._carried_s, self._seen_at, self._counted_to = 0.0, None, now
+        self.answered_at = now
         self._owed_from = max(now, next(iter(self._due.values()))) if self._due else inf
         self._idle_since = now
         self._set_look()

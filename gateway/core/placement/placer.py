@@ -363,7 +363,9 @@ def estimate(offered: Offer, units: float, now: float, body_bytes: int = 0, answ
         NORMAL * sqrt(sigma_s * sigma_s + queue_estimate.error.variance(ahead_s) + jitter_s * jitter_s),
         link_s + wait_s + compute_s,
         target.price * compute_s + target.byte_price * (body_bytes + answer_bytes),
-        1.0 if link.silent_since is None and not target.ejected and not target.refusals else target.trust(now),
+        1.0
+        if link.silent_since is None and not target.ejected and not target.refusals and not target.siblings.stalls
+        else target.trust(now),
         ahead_s,
     )
 

@@ -29,7 +29,8 @@ Of a generation the first token is what is waited for, and a second attempt cost
 `races` it may therefore begin before the curves cross: when that is worth most (`first_token_race.py`).
 
 Guards, since a hedge that is not needed is load: one budget for all requests (`TokenBudget`, shared with fallbacks);
-another failure domain than the first's; only last resorts while `overloaded` says so.
+another failure domain than the first's; only last resorts while `overloaded` says so, or where most targets fail and
+the second is one of them.
 
 Last resort: where the pool is silent and no hedge pays, a cheaper target is started at the last instant at which its
 answer, be it of lesser quality, would surely be here; unless the first is by then still a good bet.
@@ -104,12 +105,17 @@ class ChanceHedging:
     def may_fall_back(self) -> bool:
         return self.tokens.overdraw()
 
-    def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
+    def avoid(self, tried: Sequence[Candidate], *, apart: bool = False) -> Collection[str]:
         domains = {failure_domain(one.offered.target.spec) for one in tried}
         fleet = self._placer.fleet
         same = {target.id for target in fleet.targets.values() if failure_domain(target.spec) in domains}
         # A target may have gone and come back elsewhere under its old name: it had its chance all the same.
         same.update(one.offered.target.id for one in tried)
+        if apart:
+            tiers = {one.offered.target.spec.tier for one in tried}
+            if len(tiers) > 1:
+                return ()
+            same.update(target.id for target in fleet.targets.values() if target.spec.tier in tiers)
         return fleet.without_hedging(same) if fleet.unhedged else same
 
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
@@ -126,7 +132,7 @@ class ChanceHedging:
         at = now + max(SOONEST_S, after_s)
         # The first may not even be expected before it is too late for the second: look while there is a choice.
         due = first_due(other, ask, now)
-        at = max(now + SOONEST_S, min(at, due - shown_in_s(other) - shown_margin_s(other)))
+        at = max(now + SOONEST_S, min(at, _last_useful(other, due)))
         # Of several others the one that is done first need not be the one that begins first: a race is looked into.
         return at if is_race or at + shown_in_s(other) < due else None
 
@@ -140,7 +146,11 @@ class ChanceHedging:
         takes = _completion_of_pending(watched, ask, now)
         if self._left(ask, watched, takes, first_due(watched.candidate, ask, now), now) < _DOUBTFUL:
             return now
-        return _promised_at(watched, watched.promised_at) + shown_margin_s(watched.candidate)
+        overdue_at = _promised_at(watched, watched.promised_at) + shown_margin_s(watched.candidate)
+        if watched.other is None:
+            return overdue_at
+        last = _last_useful(watched.other, first_due(watched.other, ask, now))
+        return last if now + SOONEST_S < last < overdue_at else overdue_at  # as the first look: while there is a choice
 
     def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         second = decision.chosen
@@ -158,7 +168,9 @@ class ChanceHedging:
             fresh = self._claimed(second_takes.by(second_by - now), second)
             return Hedge(now, instead=STALLED) if fresh >= _HOPELESS else None
         beside = None
-        if not self._overloaded():
+        # Where most targets fail, only one that is not among them is worth asking as well.
+        fails = self._placer.fleet.balance.panic and second.offered.target.ejected
+        if not fails and not self._overloaded():
             races = self._races and _generates(watched.candidate, second) and has_room(second)
             plan_beside = self._race if races else self._crossing
             beside = plan_beside(ask, watched, _Bet(first_takes, first_by), second, _Bet(second_takes, second_by), now)
@@ -287,6 +299,11 @@ def shown_margin_s(candidate: Candidate) -> float:
         return candidate.margin_s
     errs_s, jitter_s = tokens.first_sigma * tokens.first_s, candidate.offered.target.link.jitter_s
     return NORMAL * sqrt(errs_s * errs_s + tokens.wait_variance + jitter_s * jitter_s)
+
+
+def _last_useful(other: Candidate, due: float) -> float:
+    """The instant until which the alternative would surely be in time."""
+    return due - shown_in_s(other) - shown_margin_s(other)
 
 
 def _claimed_of(candidate: Candidate) -> float | None:

@@ -30,12 +30,14 @@ class PendingAttempt(NamedTuple):
     """An attempt that has not answered. `promised_at`: when its target said that the answer would be here.
 
     `is_probe`: it was sent to find out whether a distrusted target works, and is watched as if that were trusted.
+    `other`: what would have been asked in its place when it was launched; None: there was none.
     """
 
     candidate: Candidate
     launched_at: float
     promised_at: float | None = None
     is_probe: bool = False
+    other: Candidate | None = None
 
 
 HOPELESS: Final = "it promised its answer for after the deadline"
@@ -65,8 +67,11 @@ class HedgePolicy(Protocol):
     def second_look(self, ask: Ask, watched: PendingAttempt, now: float) -> float | None:
         """When to look after an attempt that was acknowledged now, and made its promise; None: as it was."""
 
-    def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
-        """The targets that are no help beside those that were tried."""
+    def avoid(self, tried: Sequence[Candidate], *, apart: bool = False) -> Collection[str]:
+        """The targets that are no help beside those that were tried.
+
+        Args: apart: all of their tier as well, where they are of one; nothing where they are of several.
+        """
 
     def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         """The hedge beside a silent attempt, if there is to be one, where `decision` says. Nothing is spent yet."""
@@ -90,8 +95,8 @@ class DeadlineHedging:
     def second_look(self, ask: Ask, watched: PendingAttempt, now: float) -> float | None:
         return None
 
-    def avoid(self, tried: Sequence[Candidate]) -> Collection[str]:
-        return [one.offered.target.id for one in tried]
+    def avoid(self, tried: Sequence[Candidate], *, apart: bool = False) -> Collection[str]:
+        return [] if apart else [one.offered.target.id for one in tried]
 
     def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         # Beside an attempt that may still answer, only one that is expected in time is worth its cost.

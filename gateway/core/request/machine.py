@@ -236,7 +236,7 @@ class RequestMachine:
         watched = self._watched[attempt]
         candidate = watched.candidate
         promised_at = now + accepted.finish_in_s + candidate.link_s / 2
-        watched = PendingAttempt(candidate, watched.launched_at, promised_at, watched.is_probe)
+        watched = watched._replace(promised_at=promised_at)
         self._watched[attempt] = watched
         if attempt != len(self._launched) - 1 or not self._may_look or now + EARLY_S >= self._ask.deadline:
             return []
@@ -298,7 +298,7 @@ class RequestMachine:
         if isinstance(error, Disconnected):
             self._tried.remove(self._launched[attempt].target.id)
         if self._pending:
-            return []
+            return self._look_sooner(now)
         if self._provisional is not None:
             return self._give(self._provisional)
         if not self._may_launch(now) or not all(_another_may_do_better(error) for _, error in self._errors):
@@ -533,7 +533,7 @@ class RequestMachine:
         self._tried.append(chosen.offered.target.spec.id)
         self._reasons.append(reason)
         self._pending.add(attempt)
-        self._watched.append(PendingAttempt(chosen, now, is_probe=reason == PROBE))
+        self._watched.append(PendingAttempt(chosen, now, None, reason == PROBE, other))
         # A provisional answer is insurance enough. After the one hedge a request may still move (`_hedge`).
         self._may_look = may_look = self._provisional is None and len(self._launched) < self._max_attempts
         self._hedge_at = self._hedges.first_look(self._ask, chosen, other, now) if other and may_look else None
@@ -543,22 +543,51 @@ class RequestMachine:
     def _hedge(self, now: float) -> list[Action]:
         latest = max(self._pending)  # only a launch sets the timer that leads here, and the last end sets it anew
         watched = self._watched[latest]
-        decision = self._placement.decide(self._ask, now, self._hedges.avoid(self._launched))
+        decision, is_apart = self._place_beside(now)
         hedge = self._hedges.plan(self._ask, watched, decision, now)
         is_due = hedge is not None and hedge.at <= now + EARLY_S
         if hedge is not None and hedge.instead and is_due and (self._hedging is None or hedge.instead != HOPELESS):
             return self._move(latest, decision, hedge.instead, now)
-        # One hedge a request: more than that is load, not insurance. It may still leave a target that has stalled.
-        if hedge is not None and hedge.at > now + EARLY_S and self._hedging is None:
+        # One hedge a request: more than that is load, not insurance. It may still leave a target that has stalled, and
+        # where two of a tier owe their answers what they share may be at fault: another tier is worth a second.
+        may_hedge = self._hedging is None or (is_apart and all(self._is_overdue(one, now) for one in self._pending))
+        if hedge is not None and hedge.at > now + EARLY_S and may_hedge:
             self._hedge_at = hedge.at
             return [self._wake()]
-        if hedge is None or self._hedging is not None or not self._hedges.may_hedge(hedge.share):
-            link = watched.candidate.offered.target.link
-            is_overdue = now > watched.promised_at if watched.promised_at is not None else link.acknowledges
-            self._hedge_at = next_look_at(now, self._ask.deadline, first_by=_first_by(self._ask), is_overdue=is_overdue)
+        if hedge is None or not may_hedge or not self._hedges.may_hedge(hedge.share):
+            self._hedge_at = next_look_at(
+                now, self._ask.deadline, first_by=_first_by(self._ask), is_overdue=self._is_overdue(latest, now)
+            )
             return [self._wake()]
         self._hedging = len(self._launched)
         return self._launch(decision, now, hedge.reason)
+
+    def _is_overdue(self, attempt: int, now: float) -> bool:
+        """Whether its target has broken its promise, or has not given one that it should have given by now."""
+        watched = self._watched[attempt]
+        if watched.promised_at is None:
+            return watched.candidate.offered.target.link.acknowledges
+        return now > watched.promised_at
+
+    def _look_sooner(self, now: float) -> list[Action]:
+        """One of several attempts has failed: what is left is insured no longer, and is looked after at once."""
+        if self._hedge_at is None or self._provisional is not None:
+            return []
+        self._hedge_at = now
+        return [self._wake()]
+
+    def _place_beside(self, now: float) -> tuple[Decision, bool]:
+        """Where an attempt beside the silent ones would go, and whether that is another tier than all of theirs.
+
+        The last one goes to another tier, where one takes it: what two targets of a tier have in common may be broken.
+        """
+        if self._launched_before == 0 and 1 < len(self._launched) == self._max_attempts - 1:
+            apart = self._hedges.avoid(self._launched, apart=True)
+            if apart:
+                decision = self._placement.decide(self._ask, now, apart)
+                if decision.refusal is None:
+                    return decision, True
+        return self._placement.decide(self._ask, now, self._hedges.avoid(self._launched)), False
 
     def _move(self, hopeless: int, decision: Decision, why: str, now: float) -> list[Action]:
         """Take the attempt that will not be in time out of its queue, as if it had been refused."""

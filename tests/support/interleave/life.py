@@ -170,7 +170,9 @@ class Life:
     def _hedge(self, candidate: Candidate, event: Event) -> None:
         self._hedges += 1
         self.words.append("hedges")
-        assert self._hedges == 1, "one hedge a request"
+        before = {one.target.spec.tier for one in self.launched}
+        is_apart = self._hedges == 2 and len(self.launched) == 2 and candidate.target.spec.tier not in before
+        assert self._hedges == 1 or is_apart, "one hedge a request, and a second to another tier than two that owe"
         assert not self._unsure, "an answer in hand is insurance enough"
         if isinstance(self.places.placer, UtilityPlacer):
             self._helps(candidate, event)

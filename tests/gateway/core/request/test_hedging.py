@@ -311,3 +311,22 @@ def _event(
         attempts.pop(number).failed(error, now, chance.random())
         return machine.failed(number, error, now)
     return []
+
+
+def test_where_two_of_a_tier_owe_their_answers_a_second_hedge_goes_to_another_tier() -> None:
+    scene = Scene(
+        edge_a=variant("int8"), edge_b=variant("int8"), edge_c=variant("int8"), pool_main=variant(compute_s=0.1)
+    )
+    machine, now = machine_of(scene), NOW
+    actions = machine.arrived(now)
+    tiers = launched(actions)
+    while not machine.done and len(tiers) < 3:
+        for one in [one for one in actions if isinstance(one, Launch)]:
+            actions = [*actions, *machine.accepted(one.attempt, Accepted(0, 0.02), now + 0.005)]
+        now = [one.at for one in actions if isinstance(one, WakeAt)][-1]
+        actions = machine.timer(now)
+        tiers += launched(actions)
+    assert [one.partition("/")[0] for one in tiers] == ["edge", "edge", "pool"]
+    assert scene.crossing.tokens.tokens == 28.0, "both are paid"
+    (answer,) = [one for one in machine.answered(2, now + 0.1) if isinstance(one, Answer)]
+    assert answer.route.hedged
