@@ -375,9 +375,9 @@ class GatewayConfig(ProcessConfig):
 
     @model_validator(mode="after")
     def _tls_to_a_target_needs_the_gateways_own(self) -> Self:
-        named = [target.name for target in self.targets if target.tls]
-        if named and self.tls is None:
-            raise ValueError(f"target {named[0]!r} has tls: true, which needs the gateway's own section tls")
+        for target in self.targets:
+            if why := target.why_not(has_tls=self.tls is not None):
+                raise ValueError(f"target {target.name!r} {why}")
         return self
 
     @model_validator(mode="after")
@@ -428,7 +428,7 @@ class GatewayConfig(ProcessConfig):
     @field_validator("targets")
     @classmethod
     def _names_are_unique(cls, targets: tuple[TargetConfig, ...]) -> tuple[TargetConfig, ...]:
-        ids = [target.spec.id for target in targets]
+        ids = [spec.id for target in targets for spec in target.specs]
         twice = sorted({one for one in ids if ids.count(one) > 1})
         if twice:
             raise ValueError(f"two targets are called {', '.join(twice)}")
