@@ -32,8 +32,8 @@ import openai
 
 from gateway.app import Gateway
 from tests.bench.harness import Goal, Report, Spread, parser, table
-from tests.support.gateway.edge_and_pool import edge_and_pool
 from tests.support.models.sorting_llama import NAME, sorter_repository, tasks, write_tasks
+from tests.support.pool.edge_and_pool import edge_and_pool
 from tidegate import clock
 from tidegate.models.repository import Repository
 from tidegate.tools.build.evaluate.calibrate import CalibrationResult

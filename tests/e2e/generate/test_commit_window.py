@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from gateway.app import Gateway
-from tests.support.gateway.edge_and_pool import edge_and_pool
 from tests.support.models.sorting_llama import NAME, tasks, write_tasks
+from tests.support.pool.edge_and_pool import edge_and_pool
 from tidegate import clock
 from tidegate.models.repository import Repository
 from tidegate.tools.build.cli import model

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.app import Gateway
-from tests.support.gateway.edge_and_pool import edge_and_pool
+from tests.support.pool.edge_and_pool import edge_and_pool
 from tests.support.stepping import run_one
 from tidegate.engines.engine import load_generative_engine
 from tidegate.engines.generation.limits import GenerationLimits, limits_of
