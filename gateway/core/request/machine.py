@@ -87,7 +87,14 @@ from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.request.commit_window import HeldBeginning, awaited_until, judged_by, window_ends_at
 from gateway.core.request.escalation import Escalations, provisional_due_at
 from gateway.core.request.handover import BEGINS, HandoverPlan, HandoverPolicy, Successor
-from gateway.core.request.hedging import EARLY_S, HOPELESS, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
+from gateway.core.request.hedging import (
+    EARLY_S,
+    HOPELESS,
+    DeadlineHedging,
+    HedgePolicy,
+    PendingAttempt,
+    next_look_at,
+)
 from gateway.core.request.resumption import STALLED, Resumption, StreamTrouble, shown_in_s
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import (
@@ -131,7 +138,7 @@ class Cancel(NamedTuple):
     """The result of this attempt is not needed any more."""
 
     attempt: int
-    hopeless: bool = False  # its target promised its answer for after the deadline
+    hopeless: bool = False  # its answer would be late, by all that is known: its request is placed elsewhere
     error: ServeError | None = None  # it had begun, and gave nothing more: what that counts as
 
 
@@ -587,7 +594,7 @@ class RequestMachine:
         self._tried.append(chosen.offered.target.spec.id)
         self._reasons.append(reason)
         self._pending.add(attempt)
-        self._watched.append(PendingAttempt(chosen, now, None, reason == PROBE, other))
+        self._watched.append(PendingAttempt(chosen, now, None, reason == PROBE, decision.best_apart() or other))
         # A provisional answer is insurance enough. After the one hedge a request may still move (`_hedge`).
         is_insured = self._provisional is not None or self._beginning is not None
         self._may_look = may_look = not is_insured and len(self._launched) < self._max_attempts
@@ -598,6 +605,8 @@ class RequestMachine:
     def _hedge(self, now: float) -> list[Action]:
         latest = max(self._pending)  # only a launch sets the timer that leads here, and the last end sets it anew
         watched = self._watched[latest]
+        if self._is_overdue(latest, now):
+            self._hedges.overdue(watched, now)
         decision, is_apart = self._place_beside(now)
         hedge = self._hedges.plan(self._ask, watched, decision, now)
         is_due = hedge is not None and hedge.at <= now + EARLY_S

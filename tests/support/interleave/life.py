@@ -141,7 +141,7 @@ class Life:
                 case WakeAt(at):
                     assert not self.over, "no timer is set after the end"
                     assert at <= self.ask.deadline, "no timer is later than the deadline"
-                case Cancel(attempt, hopeless):
+                case Cancel(attempt, hopeless=hopeless):
                     assert attempt in under_way, "only what is under way is cancelled, and once"
                     under_way.discard(attempt)
                     moves, self._moved_from = hopeless, self.launched[attempt].target
@@ -204,6 +204,8 @@ class Life:
         assert self._moved_from is not None
         if self._moved_from.progress.is_stalled(event.now):
             return  # at every load, and whatever else is under way: nothing is computed there
+        if self._moved_from.siblings.trust(self._moved_from.id, event.now) < 1.0:
+            return
         if self._moved_from.link.silent_since is not None and self._moved_from.link.trust(event.now) <= LOST:
             return  # nor is anything answered from there
         assert not under_way and not self._hedges, "who has a hedge beside it is not moved"

@@ -354,7 +354,7 @@ class World:
                     self._launch(life, action)
                 case WakeAt(at):
                     life.wake_at = at
-                case Cancel(cancelled, hopeless):
+                case Cancel(cancelled, hopeless=hopeless):
                     attempt = life.attempts[cancelled]
                     self._ends(attempt, "moved" if hopeless else "cancelled")
                     attempt.cancelled(self.now, hopeless=hopeless)
