@@ -206,7 +206,7 @@ class PoolApp:
         self._attester = attester_of(config.attestation, tls, self._measure)
         loadables = await self._on_onnx_devices(await self._catalogue())
         places = self._places()
-        memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes())
+        memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes(), config.servers)
         plain = [one for one in loadables if one.manifest.generative is None]
         generating = [one for one in loadables if one.manifest.generative is not None]
         self._check_memory(plain, generating, places, memory_limit.of(None))
