@@ -54,9 +54,10 @@ async def serve(
         server: the number of this one among several; None: it is the only one, or their parent.
     """
     if config.servers > 1 and server is None:
-        await serve_several(config, path)
+        await serve_several(config, path, alone=alone)
         return
-    async with PoolApp(config, on_progress=lambda what: events.emit("progress", what=what)) as app:
+    sharing = 1 if server is None else config.servers
+    async with PoolApp(config, on_progress=lambda what: events.emit("progress", what=what), sharing=sharing) as app:
         events.emit("ready", **app.ready_event())
         if alone:
             click.echo("\n".join(app.words()), err=True)

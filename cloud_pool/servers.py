@@ -22,12 +22,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import structlog
 
 from cloud_pool.config import PoolConfig
 from tidegate import clock
 from tidegate.runtime import events
 from tidegate.runtime.backoff import Backoff
+from tidegate.runtime.ports import try_listen
 from tidegate.runtime.process import StartError
 from tidegate.servers.address import format_address
 
@@ -40,7 +42,8 @@ log = structlog.get_logger(__name__)
 def server_config(config: PoolConfig, number: int) -> PoolConfig:
     """The configuration of one of the servers: a name and ports of its own, and its part of what all share.
 
-    The memory limit is divided where it is known (`MemoryLimit.sharing`).
+    The memory limit is divided where it is known (`MemoryLimit.sharing`). `threads` that were configured are those of a
+    worker, as with one server.
     """
     servers, workers = config.servers, config.workers * max(1, len(config.devices))
     own: dict[str, Any] = {"name": f"{config.name}-{number}", "grpc_port": config.grpc_port + number}
@@ -54,6 +57,7 @@ def server_config(config: PoolConfig, number: int) -> PoolConfig:
     for key in ("generation_cache_bytes", "resident_bytes"):
         if (whole := getattr(config, key)) is not None:
             own[key] = max(1 << 20, whole // servers)
+    own["vllm"] = config.vllm.model_copy(update={"gpu_memory_ratio": config.vllm.gpu_memory_ratio / servers})
     held_bytes = max(2**16, config.limits.max_held_bytes // servers)
     own["limits"] = config.limits.model_copy(update={"max_held_bytes": held_bytes})
     if config.state_dir is not None:
@@ -167,6 +171,21 @@ class PoolServer:
         return f"<PoolServer {self.name} {self.pid}>"
 
 
+def check_ports(config: PoolConfig) -> None:
+    """Raise StartError where a port of one of the servers is taken, before any of them starts."""
+    for key, first in (("grpc_port", config.grpc_port), ("metrics_port", config.metrics_port)):
+        for number in range(config.servers if first else 0):
+            assert first is not None
+            try:
+                try_listen(config.host, first + number)
+            except OSError as error:
+                where = format_address(config.host, first + number)
+                raise StartError(
+                    f"key {key!r}: {config.name}-{number} cannot listen on {where} ({error.strerror or error}); "
+                    f"{config.servers} free ports from it on are needed"
+                ) from error
+
+
 def check_servers(config: PoolConfig) -> None:
     """Raise StartError where the keys do not go with several servers."""
     last = max(config.grpc_port, config.metrics_port or 0) + config.servers - 1
@@ -182,9 +201,17 @@ def check_servers(config: PoolConfig) -> None:
         raise StartError("key 'cpu_affinity': workers of several servers would be pinned to the same cores")
 
 
-async def serve_several(config: PoolConfig, path: Path | None) -> None:
-    """Run all servers until cancelled; ready when each serves. Raises StartError: one of them cannot start."""
+async def serve_several(config: PoolConfig, path: Path | None, *, alone: bool = False) -> None:
+    """Run all servers until cancelled; ready when each serves.
+
+    Args:
+        alone: no parent reads the events: a line on stderr for each server says where it is.
+
+    Raises:
+        StartError: one of them cannot start.
+    """
     check_servers(config)
+    check_ports(config)
     servers = [PoolServer(config, number, path) for number in range(config.servers)]
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_end_all, servers)
@@ -194,9 +221,20 @@ async def serve_several(config: PoolConfig, path: Path | None) -> None:
         told = {one.name: {"pid": one.pid, "addresses": one.ready["addresses"]} for one in servers}
         models = servers[0].ready["models"]
         events.emit("ready", role="pool", name=config.name, addresses=addresses, models=models, servers=told)
+        if alone:
+            click.echo("\n".join(_words(config, told, models)), err=True)
         async with asyncio.TaskGroup() as group:
             for server in servers:
                 group.create_task(server.keep(), name=f"keeps {server.name}")
+
+
+def _words(config: PoolConfig, servers: dict[str, dict[str, Any]], models: list[dict[str, Any]]) -> list[str]:
+    names = ", ".join([str(one.get("name", "")) for one in models]) or "no models"
+    return [
+        f"{config.name}: {len(servers)} servers, each a target of its own to a gateway, serve {names}",
+        *[f"  {name}  {one['addresses']['grpc']}" for name, one in servers.items()],
+        f"  in a gateway's targets: {{name: {config.name}, address: HOST:{config.grpc_port}, servers: {len(servers)}}}",
+    ]
 
 
 async def _end_all(servers: list[PoolServer]) -> None:
