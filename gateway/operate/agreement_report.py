@@ -1,6 +1,7 @@
 """The agreement report: which devices drift and what disagreed, as JSON for commands and as metric families.
 
-GET /v1/agreement       by source, drifting ones first: how many answers were compared, their mean, the limit
+GET /v1/agreement       by source, drifting ones first: how many answers were compared, by which metric, the
+                        disagreement that was recorded, the mean since the start and of late, the limit
 GET /v1/disagreements   the work list, newest first (?model=NAME, ?last=N)
 
 Without the section `agreement` both say so with status 409.
@@ -66,8 +67,11 @@ def _source(source: AnswerSource, state: FollowedSource, now: float) -> dict[str
     since = state.drifting_since
     return {
         **source._asdict(),
+        "metric": state.terms.metric,
         "compared": state.shadowed,
+        "recorded": round(state.terms.recorded, 6),
         "mean": round(state.mean, 6),
+        "recent_mean": round(state.recent_mean, 6),
         "limit": round(state.limit, 6),
         "evidence": round(max([state.whole.evidence, *(one.evidence for one in state.slices.values())]), 3),
         "drifting_for_s": None if since is None else round(now - since, 1),
