@@ -10,6 +10,7 @@ Without the section `agreement` both say so with status 409.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import nsmallest
 from itertools import islice
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from tidegate.metrics.families import counter, gauge
 
 MOST_SERIES: Final = 500
 MOST_ROWS: Final = 1000
+SHOWN: Final = 20
 OFF: Final = "answers are not compared: give the gateway a section `agreement` (docs/agreement.md)"
 
 
@@ -61,6 +63,19 @@ def agreement_json(shadowing: Shadowing, now: float) -> dict[str, Any]:
         "alarm_at": watch.alarm_at,
         "pool_s": round(shadowing.budget.spent_s, 3),
     }
+
+
+def agreement_rows(shadowing: Shadowing | None, now: float) -> list[dict[str, Any]]:
+    """Return the first sources for a screen: those that drift, then by model and device, so that rows keep their place.
+
+    Args:
+        shadowing: None: answers are not compared.
+    """
+    if shadowing is None:
+        return []
+    watch = shadowing.watch
+    shown = nsmallest(SHOWN, watch.sources, key=lambda one: (one not in watch.drifting, one[1:], one.target))
+    return [_source(source, watch.sources[source], now) for source in shown]
 
 
 def _source(source: AnswerSource, state: FollowedSource, now: float) -> dict[str, Any]:
