@@ -203,7 +203,8 @@ class Shadowing:
             return None
         source = AnswerSource(served_by, ask.model, ask.version, variant)
         known: tuple[tuple[AnswerSource, Offer, InferResponse], ...] = ()
-        reference, recheck = None, self._rechecked(ask, source, now)
+        reference = None
+        recheck: list[tuple[AnswerSource, Offer]] = []
         compares_answer = shadow.prompt is None or shadow.prompt.is_own
         if answered.target.spec.tier == "edge":
             if self.watch.is_due(served_by, now):
@@ -214,6 +215,7 @@ class Shadowing:
                 self.watch.asked(served_by, now)
         elif compares_answer and self._is_reference(answered, ask):
             reference = _Reference(f"{served_by}'s {variant}", reply.response, answered.quality)
+        recheck += self._rechecked(ask, source, now)
         if not known and not recheck:
             return None
         return dataclass_replace(shadow, known=known, recheck=tuple(recheck), reference=reference)

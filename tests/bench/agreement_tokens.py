@@ -1,4 +1,6 @@
-"""Of a language model: how far a device's greedy tokens and the pool's disagree, for `tests.bench.agreement`.
+"""How soon a device whose language model is broken is found, and how often an intact one is accused.
+
+    python -m tests.bench.agreement_tokens [--quick] [--months N] [--repository FOLDER]
 
 SmolLM2 in int4 as a device runs it, and in bf16 as a pool does. The device answers prompts by its own engine. The
 pool's likeliest token at each position of that answer is read from one pass over prompt and answer, with the same
@@ -14,6 +16,12 @@ Faults are put into the weights' file in a copy of the folder:
     scales               those of one layer's attention twice as large
     positions            the table of angles moved by one row
     flip N               the highest bit of the exponent of one of the scales, drawn by chance
+
+The real core then lives through months of such scores, as in `tests.bench.agreement`, which has the other metrics. The
+pool's extra work is what the real budget lets through where every answer of devices is drawn.
+
+Aims: each fault that matters is found within 200 compared answers; at most one false alarm in a device-month; at most
+2 % more pool work.
 """
 
 from __future__ import annotations
@@ -25,6 +33,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
@@ -33,7 +42,19 @@ import onnx
 
 from gateway.core.agreement.expectation import AgreementTerms, agreement_terms, slice_of
 from gateway.core.agreement.token_comparison import MOST_POSITIONS, TokenComparison
+from tests.bench.agreement import (
+    EVERY_S,
+    WITHIN,
+    Scores,
+    delays,
+    extra_work,
+    false_alarms,
+    mean_of,
+    returns_after,
+)
 from tests.bench.generate_exact import ENDINGS, Ids, generated
+from tests.bench.harness import Goal, Report, parser, table
+from tests.support.models.demo_models import generating_repository
 from tests.support.stepping import run_one
 from tidegate.engines.engine import load_generative_engine
 from tidegate.engines.generation.limits import limits_of
@@ -44,7 +65,6 @@ from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository
 from tidegate.tools.build.evaluate.prompts import PROMPTS, prompt_ids
 
-Scores = dict[int, list[float]]  # by slice
 Weights = dict[str, np.ndarray[Any, np.dtype[np.uint8]]]  # bytes by tensor, rows first
 
 DATA: Final = "model.onnx.data"
@@ -212,5 +232,44 @@ def smollm2_scores(
         with TemporaryDirectory() as place:
             broken = pair.device(broken_copy(folder, Path(place), fault))
             faults[name] = scores_of(pair, broken, prompts[:faulty_inputs])
-            print("DBG", name, __import__("time").time(), flush=True)
     return terms, natural, faults
+
+
+def main() -> None:
+    options = parser(__doc__ or "")
+    options.add_argument("--months", type=int, default=8, help="device-months to live through")
+    options.add_argument("--repository", type=Path, help="one that holds smollm2; else it is built")
+    chosen = options.parse_args()
+    inputs, faulty_inputs, flips, seeds, months = (8, 4, 1, 3, 1) if chosen.quick else (40, 8, 3, 12, chosen.months)
+    repository = Repository(chosen.repository) if chosen.repository else generating_repository()
+    terms, natural, faults = smollm2_scores(repository, inputs, faulty_inputs, flips)
+    config = {"inputs": inputs, "faulty_inputs": faulty_inputs, "seeds": seeds, "months": months, "every_s": EVERY_S}
+    report = Report("agreement_tokens", config, {})
+    report.figures["natural"] = {"recorded": terms.recorded, "limit": terms.limit, "mean": mean_of(natural)}
+    rows, late = [], 0
+    for name, faulty in faults.items():
+        mean, matters = mean_of(faulty), mean_of(faulty) > terms.limit
+        took = delays(terms, natural, faulty, seeds) if matters else [0]
+        late += sum(one > WITHIN for one in took) > len(took) * 0.05
+        report.figures.setdefault("delays", {})[name] = {"mean": mean, "median": median(took), "most": max(took)}
+        rows.append([name, f"{mean:.3f}", f"{median(took):.0f}" if matters else "no matter", f"{max(took)}"])
+    table(["fault", "mean", "median answers", "most"], rows)
+    alarms = false_alarms(terms, natural, months, 0) / months
+    back = returns_after(terms, natural, faults["scales"], seeds)
+    work = extra_work(600.0 if chosen.quick else 7200.0, 0.25, 0.25, 1.0, 20, compute_s=4.0, shadow_s=0.7)
+    report.figures |= {
+        "faults_found_late": late,
+        "false_alarms_per_device_month": alarms,
+        "return_after_median": median(back),
+        "return_after_most": max(back),
+        "pool_work": work,
+    }
+    print(f"natural {report.figures['natural']}; {alarms:g} false alarms a month; back after {median(back):g}; {work}")
+    report.goal(Goal("agreement_tokens_faults_found_late", float(late), 0.0, "<="))
+    report.goal(Goal("agreement_tokens_false_alarms_per_device_month", alarms, 1.0, "<="))
+    report.goal(Goal("agreement_tokens_pool_work_ratio", work["of_pool_work"], 0.02, "<="))
+    report.write()
+
+
+if __name__ == "__main__":
+    main()

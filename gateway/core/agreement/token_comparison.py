@@ -49,12 +49,14 @@ class GreedyPrompt(NamedTuple):
 
 def greedy_prompt(request: InferRequest, model: Generative) -> GreedyPrompt | None:
     """The prompt whose greedy answers are compared; None where it is not known as ids, or too long."""
+    if any(one.elements > MOST_PROMPT for one in request.inputs):
+        return None  # before it is unpacked, which is done on the way of its caller
     try:
         asked = generate_request(request, default_max_tokens=MOST_POSITIONS)
     except InvalidRequest:
         return None
     room = model.context - len(asked.prompt)
-    if model.is_text_only or len(asked.prompt) > MOST_PROMPT or room < 1:
+    if model.is_text_only or room < 1:
         return None
     greedy = GenerateRequest(asked.prompt, min(MOST_POSITIONS, room))
     changed = asked.schema or asked.stop_tokens or asked.ignore_stop or asked.answered
@@ -107,7 +109,8 @@ class TokenComparison:
             ids: up to its first difference at least, without a stop token.
             stopped: whether a stop token ended it.
         """
-        self._forcing.take(ids, stopped=stopped)
+        left = self._known.positions - self._forcing.agreement.positions
+        self._forcing.take(ids[:left], stopped=stopped)  # a target may give more than it was asked for
 
     @property
     def score(self) -> float:

@@ -76,6 +76,12 @@ def test_stopping_early_does_not_move_the_mean(chance: float) -> None:
     assert mean == pytest.approx(chance)
 
 
+def test_more_tokens_than_were_asked_for_change_nothing() -> None:
+    comparison = TokenComparison(KnownAnswer(PROMPT, (1, 2)))
+    comparison.take((1, 2, 3, 4, 5), stopped=False)
+    assert comparison.next_request() is None and comparison.score == 0.0
+
+
 def test_one_word_again_and_again_is_found_by_its_first_positions() -> None:
     known = KnownAnswer(PROMPT, (7,) * MOST_POSITIONS)
     differs = tuple(at < MOST_DIFFERENCES for at in range(MOST_POSITIONS))
