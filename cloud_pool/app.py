@@ -105,7 +105,7 @@ class PoolApp:
     Args:
         draw: chance, uniform in [0, 1).
         on_progress: called with words for what a long start is at.
-        sharing: how many servers divide the memory limit among them, this one included.
+        sharing: servers that divide the machine's memory, this one included (`cloud_pool/servers.py`).
     """
 
     def __init__(

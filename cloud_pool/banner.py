@@ -8,8 +8,8 @@ Pure: values in, lines out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from tidegate.fleet.offers import ModelOffer
 from tidegate.models.generative import PROMPT_INPUT
@@ -26,21 +26,6 @@ def serving_banner(name: str, address: str, device: str, models: Sequence[tuple[
     for manifest, offer in models:
         lines.append(f"  {manifest.name} {manifest.version}: {_signature(manifest)}{_costs(offer)}")
     return [*lines, *_example(models[0][0], address), *_behind_a_gateway(name, address)]
-
-
-def servers_banner(name: str, servers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Lines for a person who started several servers.
-
-    Args:
-        servers: the addresses of each, under `addresses`, by its name.
-    """
-    first = next(iter(servers.values()))["addresses"]["grpc"]
-    lines = [f"pool/{name} serves with {len(servers)} servers:"]
-    for one, told in servers.items():
-        where = ", ".join(f"{address} ({kind})" for kind, address in told["addresses"].items())
-        lines.append(f"  pool/{one} at {where}")
-    target = f"{{name: {name}, tier: pool, address: {first!r}, servers: {len(servers)}}}"
-    return [*lines, "A gateway in front of them spreads requests:", f"    targets: [{target}]"]
 
 
 def _signature(manifest: Manifest) -> str:

@@ -24,10 +24,9 @@ from typing import Any, Final
 import click
 import structlog
 
-from cloud_pool.banner import servers_banner
 from cloud_pool.config import PoolConfig
 from tidegate import clock
-from tidegate.config import load
+from tidegate.config import ConfigError, load
 from tidegate.runtime import events
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.ports import try_listen
@@ -72,9 +71,12 @@ def handed_config() -> PoolConfig:
     changed since the parent began, and a server that is started again must be as the others.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: it does not fit, or nothing was handed.
     """
-    keys: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    try:
+        keys: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    except ValueError as error:
+        raise ConfigError("one of several servers is started by their parent only: use `servers`") from error
     return load(PoolConfig, **keys)
 
 
@@ -190,19 +192,24 @@ class PoolServer:
 
 
 def check_servers(config: PoolConfig) -> None:
-    """Raise StartError where keys do not go with several servers, or one of their ports cannot be listened on."""
+    """Raise StartError where the keys do not go with several servers."""
     if problems := config.conflicts():
         raise StartError("\n".join(problems))
-    firsts = {"grpc_port": config.grpc_port, **({"metrics_port": config.metrics_port} if config.metrics_port else {})}
-    for key, first in firsts.items():
-        for number in range(config.servers):
+
+
+def check_ports(config: PoolConfig) -> None:
+    """Raise StartError where a port of one of the servers cannot be listened on, before any of them starts."""
+    for key, first in (("grpc_port", config.grpc_port), ("metrics_port", config.metrics_port)):
+        for number in range(config.servers if first else 0):
+            assert first is not None
             try:
                 try_listen(config.host, first + number)
             except (OSError, UnicodeError) as error:
+                reason = (error.strerror if isinstance(error, OSError) else None) or error
                 raise StartError(
-                    f"key {key!r} = {first} with servers: {config.servers}: {config.name}-{number} would listen on "
-                    f"{format_address(config.host, first + number)}, and cannot: {error}; free that port "
-                    f"(`ss -ltnp 'sport = :{first + number}'` shows who has it), or set another first one"
+                    f"key {key!r} = {first}: {config.name}-{number} cannot listen on "
+                    f"{format_address(config.host, first + number)} ({reason}); {config.servers} free ports from it on "
+                    f"are needed: `ss -ltnp 'sport = :{first + number}'` shows who has this one"
                 ) from error
 
 
@@ -216,6 +223,7 @@ async def serve_several(config: PoolConfig, *, alone: bool = False) -> None:
         StartError: one of them cannot start.
     """
     check_servers(config)
+    check_ports(config)
     servers = [PoolServer(server_config(config, number)) for number in range(config.servers)]
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_end_all, servers)
@@ -226,10 +234,19 @@ async def serve_several(config: PoolConfig, *, alone: bool = False) -> None:
         models = servers[0].ready["models"]
         events.emit("ready", role="pool", name=config.name, addresses=addresses, models=models, servers=told)
         if alone:
-            click.echo("\n".join(servers_banner(config.name, told)), err=True)
+            click.echo("\n".join(_words(config, told, models)), err=True)
         async with asyncio.TaskGroup() as group:
             for server in servers:
                 group.create_task(server.keep(), name=f"keeps {server.name}")
+
+
+def _words(config: PoolConfig, servers: dict[str, dict[str, Any]], models: list[dict[str, Any]]) -> list[str]:
+    names = ", ".join([str(one.get("name", "")) for one in models]) or "no models"
+    return [
+        f"{config.name}: {len(servers)} servers, each a target of its own to a gateway, serve {names}",
+        *[f"  {name}  {one['addresses']['grpc']}" for name, one in servers.items()],
+        f"  in a gateway's targets: {{name: {config.name}, address: HOST:{config.grpc_port}, servers: {len(servers)}}}",
+    ]
 
 
 async def _end_all(servers: list[PoolServer]) -> None:

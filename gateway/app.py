@@ -187,8 +187,7 @@ class Gateway:
         self._siblings = Siblings() if part is None else part.siblings
         self.store = SharedStore(config.store, config.fleet, draw) if config.store else None
         self.dialled_in = dial_in_server_of(config, self.tls, self._knows, self.claims)
-        static = [spec for one in config.targets for spec in one.specs]
-        sources = [one.label for one in config.discovery]
+        static, sources = [one.spec for one in config.targets], [one.label for one in config.discovery]
         self.found = FoundTargets(static, sources, drain_s=config.drain_s)
         self.directory = Directory(
             self.fleet,
@@ -797,6 +796,7 @@ class Gateway:
             policy=config.policy,
             rollouts=lambda: self._shipping.rollouts.all.values() if self._shipping else (),
             trials=self.trials,
+            shadowing=self.shadowing,
             others=self._other_conditions,
             peers=self.peers,
             processes=overview,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -43,14 +42,14 @@ class TargetConfig(Section):
         None, description="Models, key, prices and limits of a server with `transport: openai`, which needs it."
     )
     foreign: bool = Field(False, description="Not a Tidegate process: its models are read from OIP metadata.")
-    models: tuple[str, ...] = Field((), description="Only these of its models; empty: all. A foreign one needs names.")
     servers: int = Field(
         1,
         ge=1,
         le=64,
-        description="How many servers a pool of ours has (its key `servers`): above 1 each is a target, NAME-0 at "
-        "`address`, NAME-1 at the next port and so on, as they announce themselves.",
+        description="Of a pool that runs several servers, as its own key `servers` says: NAME-0 at `address`, NAME-1 "
+        "at the next port, and so on, each a target.",
     )
+    models: tuple[str, ...] = Field((), description="Only these of its models; empty: all. A foreign one needs names.")
     standby: bool = Field(
         False,
         description="In reserve: it gets requests only if no other target is sure enough to answer in time.",
@@ -68,17 +67,14 @@ class TargetConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _several_servers_are_a_pools(self) -> Self:
+    def _servers_are_a_pools(self) -> Self:
         if self.servers == 1:
             return self
-        if self.tier != "pool" or self.foreign or self.transport == "openai":
-            raise ValueError("servers is of a pool of ours: leave it out, and list each process with its own address")
+        if self.tier != "pool" or self.foreign or self.transport != "link":
+            raise ValueError("servers: only a Tidegate pool with transport: link has several; list others one by one")
         port = self.address.rpartition(":")[2]
-        if not (port.isascii() and port.isdecimal() and 0 < int(port) <= 65536 - self.servers):
-            raise ValueError(
-                f"servers: {self.servers} takes that many ports from address {self.address!r} on: HOST:PORT is wanted, "
-                f"and a port up to {65536 - self.servers}"
-            )
+        if not (port.isascii() and port.isdecimal()) or int(port) + self.servers - 1 > 65535:
+            raise ValueError(f"servers: address {self.address!r} must end in the port of the first of {self.servers}")
         return self
 
     def why_not(self, *, has_tls: bool) -> str:
@@ -86,8 +82,20 @@ class TargetConfig(Section):
         if self.tls and not has_tls:
             return "has tls: true, which needs the gateway's own section tls"
         if self.servers > 1 and has_tls and self.tls is not False:
-            return "has servers, and a pool with several has no tls: set tls: false, or list pools with one each"
+            return "has servers, and a pool with several has no tls: set tls: false, or list pools with one server each"
         return ""
+
+    def each(self) -> tuple[Self, ...]:
+        """One for each server."""
+        if self.servers == 1:
+            return (self,)
+        host, _, port = self.address.rpartition(":")
+        return tuple(
+            self.model_copy(
+                update={"name": f"{self.name}-{number}", "address": f"{host}:{int(port) + number}", "servers": 1}
+            )
+            for number in range(self.servers)
+        )
 
     @model_validator(mode="after")
     def _an_openai_server_is_described(self) -> Self:
@@ -131,19 +139,7 @@ class TargetConfig(Section):
         )
 
     @property
-    def specs(self) -> tuple[TargetSpec, ...]:
-        """The targets that this stands for: one, or each of a pool's servers."""
-        if self.servers == 1:
-            return (self.spec,)
-        host, _, port = self.address.rpartition(":")
-        return tuple(
-            replace(self.spec, id=f"{self.tier}/{self.name}-{number}", address=f"{host}:{int(port) + number}")
-            for number in range(self.servers)
-        )
-
-    @property
     def spec(self) -> TargetSpec:
-        """Of a target with one server."""
         if self.openai is not None:
             return self._openai_spec(self.openai)
         transport: Transport = "unary" if self.foreign else self.transport

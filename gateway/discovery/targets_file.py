@@ -51,13 +51,13 @@ def read_targets(path: Path, *, has_tls: bool) -> tuple[Found, ...]:
     for place, target in enumerate(listed):
         if why := _misfit(target, has_tls=has_tls):
             raise ConfigError(f"{path}:{line_of(node, ('targets', place))}: target {target.name!r} {why}")
-    return tuple(Found(spec, target.draining) for target in listed for spec in target.specs)
+    return tuple(Found(one.spec, one.draining) for target in listed for one in target.each())
 
 
 def _misfit(target: ListedTargetConfig, *, has_tls: bool) -> str:
     if target.openai is not None:
         return "has transport: openai, which is for the gateway's own list `targets`"
-    if not is_name(target.name):
+    if not all(is_name(one.name) for one in target.each()):
         return "has a name that is not 1 to 64 letters, digits and . _ ~ -, starting with a letter or digit"
     return target.why_not(has_tls=has_tls)
 
