@@ -47,9 +47,10 @@ def pool_config(spec: TidegatePoolSpec) -> dict[str, Any]:
     if spec.tls.mode != "none":
         base["tls"] = dict(TLS)
     config = merged(base, spec.config)
-    if judged("pool", config).model_dump()["servers"] > 1:
+    if config.get("servers", 1) != 1:
         words = "spec.config.servers: a pod of a pool is one server; ask for more replicas instead"
         raise Refused("InvalidConfig", words)
+    judged("pool", config)
     return config
 
 
