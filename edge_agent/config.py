@@ -24,6 +24,7 @@ from tidegate.pipeline.config import StepsConfig, default_steps
 from tidegate.runtime.logs import Format, Level
 from tidegate.security.attestation.attester import AttestationConfig
 from tidegate.security.tls import TlsConfig
+from tidegate.servers.address import is_loopback
 from tidegate.servers.foreign_sites import Origin
 from tidegate.servers.limits_config import LimitsConfig, default_limits
 from tidegate.serving.repository_control import ControlMode
@@ -480,7 +481,7 @@ class EdgeConfig(ProcessConfig):
                 "mdns: on a network anybody may announce any name, and only certificates tell who answers at an "
                 "address: set `tls` (docs/security.md), or write addresses: help.neighbours: [NAME@HOST:PORT]"
             )
-        if self.answer_neighbours is not None and self.host.startswith("127.") and not mdns.is_loopback:
+        if self.answer_neighbours is not None and is_loopback(self.host) and not mdns.is_loopback:
             raise ValueError(f"mdns would announce a device that listens on host: {self.host}: no other reaches that")
         if len(self.name) > MOST_NAME_BYTES:
             raise ValueError(f"mdns: the name {self.name!r} is longer than {MOST_NAME_BYTES} characters")

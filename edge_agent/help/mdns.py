@@ -29,7 +29,16 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 import structlog
 
 from edge_agent.core.help.announced_neighbours import AnnouncedNeighbours
-from edge_agent.core.help.announcement import SERVICE, address_of, device_of, is_of, properties_of, service_of
+from edge_agent.core.help.announcement import (
+    SERVICE,
+    address_of,
+    device_of,
+    group_of,
+    is_of,
+    is_one_address,
+    properties_of,
+    service_of,
+)
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.runtime.process import StartError
@@ -83,6 +92,7 @@ class MdnsNeighbours:
     ) -> None:
         self._name = name
         self._scope = scope
+        self._group = group_of(scope.fleet, scope.site)
         self._address = address
         self._looks_for = looks_for
         self._table = AnnouncedNeighbours(named)
@@ -186,15 +196,15 @@ class MdnsNeighbours:
         if self._address is None:
             return
         host, _, port = self._address().rpartition(":")
-        mine = [host] if host in {str(one.ip) for one in self._own} else [str(one.ip) for one in self._own]
+        mine = [host] if is_one_address(host) else [str(one.ip) for one in self._own]
         ttl_s = int(self._scope.ttl_s)
         info = self._zeroconf.asyncio.AsyncServiceInfo(
             SERVICE,
-            service_of(self._name),
+            service_of(self._name, self._group),
             parsed_addresses=mine,
             port=int(port),
             properties=properties_of(self._scope.fleet, self._scope.site),
-            server=f"{service_of(self._name).removesuffix(f'.{SERVICE}').replace(' ', '-')}.tidegate.local.",
+            server=f"{service_of(self._name, self._group).partition('.')[0].replace(' ', '-')}.tidegate.local.",
             host_ttl=ttl_s,
             other_ttl=ttl_s,
         )
@@ -206,7 +216,7 @@ class MdnsNeighbours:
 
     def _changed(self, zeroconf: object, service_type: str, name: str, state_change: ServiceStateChange) -> None:
         """What the library calls, by these names, as an instance comes, changes or goes; in the loop's thread."""
-        device = device_of(name)
+        device = device_of(name, self._group)
         if not device or device == self._name or self._looks_for is None or not self._looks_for(device):
             return
         if state_change is self._zeroconf.ServiceStateChange.Removed:
@@ -241,7 +251,7 @@ class MdnsNeighbours:
         if not is_of(info.properties, self._scope.fleet, self._scope.site):
             return
         if address := address_of(info.parsed_addresses(), info.port, self._own):
-            self._table.heard(device_of(service), address, clock.now())
+            self._table.heard(device_of(service, self._group), address, clock.now())
 
     def __repr__(self) -> str:
         return f"<MdnsNeighbours {self._announced or 'not announced'}, {self._table!r}>"

@@ -61,6 +61,7 @@ def pipeline_problems(manifest: Manifest, pipeline: Pipeline) -> Iterator[str]:
     yield from problems
     if not problems:
         yield from _flow(manifest, pipeline, specs)
+        yield from _most_pixels(manifest, pipeline, specs)
     yield from _files(pipeline)
 
 
@@ -117,6 +118,21 @@ def _side(side: str, steps: Sequence[Step], specs: Mapping[str, TensorSpec], the
         elif not wrong:
             takes = [specs[name] for name in step.inputs if name in specs]
             yield from (f"{key}: {problem}" for problem in _step(step, takes, [specs[one] for one in step.outputs]))
+
+
+def _most_pixels(manifest: Manifest, pipeline: Pipeline, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
+    """Whether as many images as a batch may have can be decoded at all, were they no larger than the model's own."""
+    for step in pipeline.before:
+        if not isinstance(step, ImageDecodeStep) or not step.inputs or not specs[step.inputs[0]].shape:
+            continue
+        rows = specs[step.inputs[0]].shape[0]
+        if isinstance(rows, str):
+            rows = min(manifest.axes[rows].max, manifest.batching.max_batch_size) if rows in manifest.axes else 1
+        if rows * step.height * step.width > step.max_pixels:
+            yield (
+                f"pipeline (image_decode).max_pixels: {step.max_pixels} are fewer than {rows} images of {step.height} "
+                f"x {step.width} have, which is the largest batch; raise it, or lower batching.max_batch_size"
+            )
 
 
 def _files(pipeline: Pipeline) -> Iterator[str]:

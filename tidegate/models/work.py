@@ -51,7 +51,7 @@ def work_of(manifest: Manifest, request: InferRequest) -> Work:
             if tensor.datatype is Datatype.BYTES and cost.feature == "tokens":
                 return _work_of_text(manifest, tensor, shape[0])
             if tensor.datatype is Datatype.BYTES and cost.feature == "pixels":
-                return _work_of_images(manifest, tensor)
+                return _work_of_images(manifest, tensor, shape[0])
             return Work(float(_units(cost.feature, tensor, shape)), shape[0], shape[-1] if len(shape) > 1 else 1)
     return Work(units=1.0, rows=1, longest_row=1)
 
@@ -79,17 +79,16 @@ def _work_of_text(manifest: Manifest, tensor: Tensor, rows: int) -> Work:
     return Work(float(tokens * elements), rows, tokens)
 
 
-def _work_of_images(manifest: Manifest, tensor: Tensor) -> Work:
+def _work_of_images(manifest: Manifest, tensor: Tensor, rows: int) -> Work:
     """Of files of images that a pipeline decodes, where the model runs: by the pixels that the model gets of them.
 
     What decoding takes grows with the pixels that are sent. Those are not looked for: they have another price than
     the model's, and one slope for both would charge a large photograph as some hundred rows.
     """
-    rows = tensor.shape[0] if tensor.shape else 1
     step = None if manifest.pipeline is None else manifest.pipeline.decoding(tensor.name)
-    side = 1 if step is None else step.width
-    height = 1 if step is None else step.height
-    return Work(float(rows * height * side), rows, side)
+    if step is None:
+        return Work(float(tensor.elements), rows, 1)
+    return Work(float(rows * step.height * step.width), rows, step.width)
 
 
 def _units(feature: Feature, tensor: Tensor, shape: tuple[int, ...]) -> int:

@@ -136,8 +136,7 @@ class ImageDecoder:
         """In 8 bits of the step's channels."""
         image.info.pop("transparency", None)  # one colour of a palette that is none: as it is without
         if image.mode.startswith("I"):  # Pillow would cut at 255
-            upper = np.asarray(image).astype(np.uint32) >> 8
-            image = self._pillow.fromarray(upper.astype(np.uint8))
+            image = self._pillow.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         return image if image.mode == self._step.channels else image.convert(self._step.channels)
 
     def _fitted(self, image: Image) -> Image:

@@ -1,6 +1,7 @@
 """What a device announces over mDNS, and what is believed of such an announcement: a name and where it may be.
 
-    SERVICE     _tidegate._tcp.local., an instance a device; the instance's label is the device's name
+    SERVICE     _tidegate._tcp.local., an instance a device: NAME@GROUP, the group being of its fleet and site, so that
+                two fleets on one network may have devices of one name
     TXT         v=1, fleet=NAME, site=NAME: those of another fleet or site on the same network are passed over
     SRV, A      the gRPC port, and the IPv4 addresses of the device's interfaces
 
@@ -17,27 +18,33 @@ Source: RFC 6762 (multicast DNS), RFC 6763 (service discovery, sections 4 and 6)
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from ipaddress import AddressValueError, IPv4Address, IPv4Interface
 from typing import Final
 
 from tidegate.fleet.topics import is_name
 
 SERVICE: Final = "_tidegate._tcp.local."
-MOST_NAME_BYTES: Final = 63  # of a label
+MOST_NAME_BYTES: Final = 63 - 9  # of a label, beside the group
 _MOST_TXT_BYTES: Final = 512
 _MOST_ADDRESSES: Final = 16
 _VERSION: Final = "1"
 
 
-def service_of(name: str) -> str:
+def group_of(fleet: str, site: str) -> str:
+    """Eight characters that tell this fleet and site from others on the network."""
+    return sha256(f"{fleet}\n{site}".encode()).hexdigest()[:8]
+
+
+def service_of(name: str, group: str) -> str:
     """The instance of a device. A point ends a label, and no name has a blank."""
-    return f"{name.replace('.', ' ')}.{SERVICE}"
+    return f"{name.replace('.', ' ')}@{group}.{SERVICE}"
 
 
-def device_of(service: str) -> str:
-    """The name of the device that an instance is of; "" where it is of none."""
-    name = service.removesuffix(f".{SERVICE}").replace(" ", ".")
-    return name if service.endswith(f".{SERVICE}") and is_name(name) and service == service_of(name) else ""
+def device_of(service: str, group: str) -> str:
+    """The name of the device of this group that an instance is of; "" where it is of none."""
+    name = service.removesuffix(f"@{group}.{SERVICE}").replace(" ", ".")
+    return name if is_name(name) and service == service_of(name, group) else ""
 
 
 def properties_of(fleet: str, site: str) -> dict[str, str]:
@@ -66,6 +73,11 @@ def address_of(addresses: Sequence[str], port: int | None, own: Iterable[IPv4Int
         return 0 if any(address in one.network for one in known) else 2
 
     return f"{min(usable, key=rank)}:{port}"
+
+
+def is_one_address(host: str) -> bool:
+    """Whether a server that listens on `host` is reached at that IPv4 address and at no other."""
+    return _address(host) is not None
 
 
 def _address(text: str) -> IPv4Address | None:

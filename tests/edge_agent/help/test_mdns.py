@@ -15,7 +15,7 @@ import pytest
 
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
-from edge_agent.core.help.announcement import SERVICE, properties_of, service_of
+from edge_agent.core.help.announcement import SERVICE, group_of, properties_of, service_of
 from edge_agent.help.mdns import MOST_SERVICES, MdnsNeighbours, MdnsScope
 from tests.edge_agent.help.test_helping import edge, x
 from tests.edge_agent.help.test_neighbours import ANSWERS, Two, empty
@@ -45,7 +45,7 @@ async def announced(name: str, port: int, fleet: str, site: str = "") -> AsyncIt
     network = AsyncZeroconf(list(LOOPBACK))
     info = AsyncServiceInfo(
         SERVICE,
-        service_of(name),
+        service_of(name, group_of(fleet, site)),
         addresses=[socket.inet_aton("127.0.0.1")],
         port=port,
         properties=properties_of(fleet, site),
@@ -136,7 +136,7 @@ async def test_a_flood_of_announcements_is_bounded(fleet: str) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton("127.0.0.1"))
             for number in range(400):
-                service = service_of(f"fake-{number}")
+                service = service_of(f"fake-{number}", group_of(fleet, ""))
                 out = DNSOutgoing(_FLAGS_QR_RESPONSE)
                 out.add_answer_at_time(DNSPointer(SERVICE, 12, 1, 4500, service), 0)
                 out.add_answer_at_time(DNSService(service, 33, 0x8001, 4500, 0, 0, number + 1, "a.local."), 0)
@@ -174,7 +174,7 @@ def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.Monke
         ({"mdns": {"interfaces": ["eth0"]}, "help": {"neighbours": ["near"]}}, "mdns.interfaces"),
         ({"mdns": {"interfaces": LOOPBACK}, "help": {}}, "help needs a gateway to ask"),
         ({"mdns": {"ttl_s": 1}, "help": {"neighbours": ["near"]}}, "mdns.ttl_s"),
-        ({"name": "n" * 64, "mdns": {"interfaces": LOOPBACK}, "help": {"neighbours": ["a"]}}, "longer than 63"),
+        ({"name": "n" * 64, "mdns": {"interfaces": LOOPBACK}, "help": {"neighbours": ["a"]}}, "longer than 54"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused_in_words(keys: dict[str, Any], words: str) -> None:

@@ -196,6 +196,7 @@ def test_files_of_images_are_checked_priced_and_made_up_by_what_the_model_gets(w
         ({"width": 0}, "width: 0 must be from 1 to"),
         ({"max_pixels": 2**26 + 1}, "max_pixels: 67108865 must be from 1 to 67108864"),
         ({"max_bytes": 0}, "max_bytes: 0 must be from 1 to"),
+        ({"max_pixels": 159}, "max_pixels: 159 are fewer than 8 images of 4 x 5 have, which is the largest batch"),
     ):
         found = problems(changed(good, before=(replace(step, **keys),)))
         assert any(words in one for one in found), (words, found)

@@ -9,16 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_agent.core.help.announced_neighbours import KEEP_S, MOST_NEIGHBOURS, SETTLE_S, AnnouncedNeighbours
-from edge_agent.core.help.announcement import SERVICE, address_of, device_of, is_of, properties_of, service_of
+from edge_agent.core.help.announcement import SERVICE, address_of, device_of, group_of, is_of, properties_of, service_of
 from edge_agent.core.help.neighbour_addresses import neighbour_addresses
 
+GROUP = group_of("shop", "north")
 OWN = (IPv4Interface("192.168.1.5/24"), IPv4Interface("172.17.0.1/16"))
 
 
 @pytest.mark.parametrize("name", ["kiosk-1", "till.shop", "a~b_c", "9"])
-def test_an_instance_is_called_as_its_device(name: str) -> None:
-    assert service_of(name).count(".") == SERVICE.count(".") + 1  # one label
-    assert device_of(service_of(name)) == name
+def test_an_instance_is_called_as_its_device_and_by_its_fleet_and_site(name: str) -> None:
+    assert service_of(name, GROUP).count(".") == SERVICE.count(".") + 1  # one label
+    assert device_of(service_of(name, GROUP), GROUP) == name
+    for other in (("shop", "south"), ("other", "north"), ("shop\nnorth", "")):
+        assert device_of(service_of(name, group_of(*other)), GROUP) == ""
 
 
 @pytest.mark.parametrize(
@@ -26,7 +29,7 @@ def test_an_instance_is_called_as_its_device(name: str) -> None:
     [SERVICE, f".{SERVICE}", f"a b c\x00.{SERVICE}", f"a.b.{SERVICE}", "kiosk._http._tcp.local.", "", "x" * 900],
 )
 def test_what_is_no_devices_instance_is_none(service: str) -> None:
-    assert device_of(service) == ""
+    assert device_of(service, GROUP) == ""
 
 
 @pytest.mark.parametrize(
