@@ -47,7 +47,7 @@ PARALLEL := -n $(CORES) $(TOGETHER)
 # Where tests of whole systems live (tests/conftest.py holds the marker to it), so that their run collects no others.
 WHOLE := tests/e2e tests/tidegate/testing
 BENCH_FLAGS ?=
-BENCHES ?= gateway_overhead generate_overhead generate_pool generate_exact generate_resume generate_soak pool_server agent_hop \
+BENCHES ?= gateway_overhead generate_overhead generate_pool generate_exact commit_window generate_resume generate_soak pool_server agent_hop \
 	decision_cost batcher_cost handover pool_overload batching big_fleet routing frontier interleavings sim_vs_real \
 	link_accuracy faults soak traces isolation identity_cost packing fleet degradation scaling small_device \
 	rollout_crashes observability_overhead replay dial_out discovery herd gateways generate_routing stream_faults \

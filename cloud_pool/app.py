@@ -105,6 +105,7 @@ class PoolApp:
     Args:
         draw: chance, uniform in [0, 1).
         on_progress: called with words for what a long start is at.
+        sharing: servers that divide the machine's memory, this one included (`cloud_pool/servers.py`).
     """
 
     def __init__(
@@ -113,8 +114,10 @@ class PoolApp:
         *,
         draw: Callable[[], float] = random.random,
         on_progress: Callable[[str], None] = lambda _: None,
+        sharing: int = 1,
     ) -> None:
         self.config = config
+        self._sharing = sharing
         self.address = ""
         self.metrics_address = ""
         self.steward: HealthController | None = None
@@ -206,7 +209,7 @@ class PoolApp:
         self._attester = attester_of(config.attestation, tls, self._measure)
         loadables = await self._on_onnx_devices(await self._catalogue())
         places = self._places()
-        memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes())
+        memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes(), self._sharing)
         plain = [one for one in loadables if one.manifest.generative is None]
         generating = [one for one in loadables if one.manifest.generative is not None]
         self._check_memory(plain, generating, places, memory_limit.of(None))

@@ -10,6 +10,7 @@ import uvloop
 
 from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
+from cloud_pool.servers import serve_several, server_config
 from tidegate.runtime import events
 from tidegate.runtime.process import process_options, run
 
@@ -23,7 +24,8 @@ Examples:
 """
 )
 @process_options("pool")
-def pool(path: Path | None, parent_pid: int | None) -> None:
+@click.option("--server", type=int, hidden=True, help="Be this one of several servers.")
+def pool(path: Path | None, parent_pid: int | None, server: int | None) -> None:
     """Answer on this machine's GPU or cores: torch models in length-aware batches, over OIP gRPC and a gateway's link.
 
     Events go to stdout, one JSON object a line ("ready" once it serves); logs go to stderr, and once it serves, what is
@@ -33,16 +35,29 @@ def pool(path: Path | None, parent_pid: int | None) -> None:
     run(
         "pool",
         PoolConfig,
-        partial(serve, alone=parent_pid is None),
+        partial(serve, path=path, alone=parent_pid is None, server=server),
         path=path,
         parent_pid=parent_pid,
         loop_factory=uvloop.new_event_loop,
+        part=None if server is None else partial(server_config, number=server),
     )
 
 
-async def serve(config: PoolConfig, *, alone: bool = False) -> None:
-    """Serve until cancelled. `alone`: no parent reads the events, so a banner on stderr shows how to call the pool."""
-    async with PoolApp(config, on_progress=lambda what: events.emit("progress", what=what)) as app:
+async def serve(
+    config: PoolConfig, *, path: Path | None = None, alone: bool = False, server: int | None = None
+) -> None:
+    """Serve until cancelled.
+
+    Args:
+        path: of the configuration, for further servers.
+        alone: no parent reads the events, so a banner on stderr shows how to call the pool.
+        server: the number of this one among several; None: it is the only one, or their parent.
+    """
+    if config.servers > 1 and server is None:
+        await serve_several(config, path, alone=alone)
+        return
+    sharing = 1 if server is None else config.servers
+    async with PoolApp(config, on_progress=lambda what: events.emit("progress", what=what), sharing=sharing) as app:
         events.emit("ready", **app.ready_event())
         if alone:
             click.echo("\n".join(app.words()), err=True)

@@ -221,6 +221,14 @@ class PoolConfig(ProcessConfig):
         description="Worker processes on each device. On a CPU more of them serve small models better, and each holds "
         "all models in memory; on a GPU one is nearly always best.",
     )
+    servers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Server processes, for models so fast that one process's Python core is the limit: each is a whole "
+        "pool, NAME-0 at grpc_port, NAME-1 at the next port and so on, with `workers` of its own. They divide memory "
+        "limits and the CPU's cores; each holds all models in memory and forms batches of its own (docs/pool.md).",
+    )
     cpu_affinity: bool = Field(
         False,
         description="Pin each worker to cores of its own: steadier times on a machine that does nothing else, worse "

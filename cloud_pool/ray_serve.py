@@ -97,6 +97,10 @@ def replica_config(path: str, settings: Mapping[str, Any], rank: int, local_rank
         raise ConfigError("key 'advertise': replicas on Ray have an address each; leave it out")
     if config.grpc_port == 0:
         raise ConfigError("key 'grpc_port': replicas on Ray advertise their port; set the first of a free range")
+    if config.servers > 1:
+        raise ConfigError(
+            "key 'servers': on Ray each replica is a server by itself; leave it out, and ask for replicas"
+        )
     port = config.grpc_port + local_rank
     own = {"name": f"{config.name}-{rank}", "grpc_port": port, "advertise": format_address(node_address, port)}
     if "host" not in config.model_fields_set:

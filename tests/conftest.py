@@ -105,5 +105,6 @@ pytest_plugins = [
     "tests.support.cuda",
     "tests.support.models.demo_models",
     "tests.support.models.tiny_llama",
+    "tests.support.models.sorting_llama",
     "tidegate.testing.pytest_plugin",
 ]

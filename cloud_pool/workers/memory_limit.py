@@ -21,16 +21,17 @@ from cloud_pool.core.memory.device_memory import DEFAULT_SHARE
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """What may be used of each device. `configured_bytes` counts as it is said, whatever there is."""
+    """What may be used of each device, by one of `sharing` servers. What is configured counts, whatever there is."""
 
     configured_bytes: float | None = None
     machine_bytes: float = inf
+    sharing: int = 1
 
     def of(self, device_bytes: float | None) -> float:
         """Of a device with so much memory of its own, or of the machine's memory."""
         if self.configured_bytes is not None:
-            return self.configured_bytes
-        return DEFAULT_SHARE * (self.machine_bytes if device_bytes is None else device_bytes)
+            return self.configured_bytes / self.sharing
+        return DEFAULT_SHARE * (self.machine_bytes if device_bytes is None else device_bytes) / self.sharing
 
 
 NO_LIMIT: Final = MemoryLimit()

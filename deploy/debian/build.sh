@@ -2,7 +2,7 @@
 # Builds a Debian package of one process, for devices and servers without containers: an environment in /opt/tidegate with
 # all libraries in it, the unit, its user, and the profile as a configuration file. Installing it needs no network.
 #
-#   deploy/debian/build.sh gateway|edge|pool-cpu [FOLDER]      makes FOLDER/tidegate-edge_0.1.0_amd64.deb, by default in dist
+#   deploy/debian/build.sh gateway|edge|pool-cpu [FOLDER]      makes FOLDER/tidegate-edge_0.2.0_amd64.deb, by default in dist
 #
 # Its wheels are those of the image (deploy/containers/wheels.sh), for this machine's Debian, Python and processor. Needs
 # dpkg-deb and the interpreter that the device has (PYTHON, by default /usr/bin/python3).

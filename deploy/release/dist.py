@@ -1,7 +1,7 @@
 """Builds a release into dist/VERSION by one command, out of what is committed and nothing else.
 
     make dist                                           every part that can be built here
-    make dist VERSION=0.1.0 PARTS="python chart"        some of them, which then have to succeed
+    make dist VERSION=0.2.0 PARTS="python chart"        some of them, which then have to succeed
     make dist KEY=operator.key BUILDER=https://HOST/ME  with a statement of its making, signed
 
 The commit is cloned into a folder of its own first, so that no ignored file, no file mode and no half-written file of

@@ -203,6 +203,8 @@ def _event(event: dict[str, Any]) -> str:
         return f"{when}  {attempt} to {event['target']} in {event['variant']} ({event.get('reason', '')})"
     if what == "accepted":
         return f"{when}  {attempt} accepted, promised in {_milliseconds(event['promised_in_ms'])}"
+    if what == "held":
+        return f"{when}  {attempt} gave its first token, which is held back until it is known how sure it is"
     if what == "begun":
         return f"{when}  {attempt} gave its first token"
     if what == "differed":

@@ -428,6 +428,7 @@ class GatewayConfig(ProcessConfig):
     @field_validator("targets")
     @classmethod
     def _names_are_unique(cls, targets: tuple[TargetConfig, ...]) -> tuple[TargetConfig, ...]:
+        targets = tuple(one for target in targets for one in target.each())  # of a pool with several servers
         ids = [target.spec.id for target in targets]
         twice = sorted({one for one in ids if ids.count(one) > 1})
         if twice:

@@ -42,6 +42,13 @@ class TargetConfig(Section):
         None, description="Models, key, prices and limits of a server with `transport: openai`, which needs it."
     )
     foreign: bool = Field(False, description="Not a Tidegate process: its models are read from OIP metadata.")
+    servers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Of a pool that runs several servers, as its own key `servers` says: NAME-0 at `address`, NAME-1 "
+        "at the next port, and so on, each a target.",
+    )
     models: tuple[str, ...] = Field((), description="Only these of its models; empty: all. A foreign one needs names.")
     standby: bool = Field(
         False,
@@ -58,6 +65,29 @@ class TargetConfig(Section):
         if self.tier == "site" and (self.transport != "link" or self.foreign):
             raise ValueError("a target with tier: site is a Tidegate gateway: transport is link, and foreign is false")
         return self
+
+    @model_validator(mode="after")
+    def _servers_are_a_pools(self) -> Self:
+        if self.servers == 1:
+            return self
+        if self.tier != "pool" or self.foreign or self.transport != "link":
+            raise ValueError("servers: only a Tidegate pool with transport: link has several; list others one by one")
+        port = self.address.rpartition(":")[2]
+        if not port.isdigit() or int(port) + self.servers - 1 > 65535:
+            raise ValueError(f"servers: address {self.address!r} must end in the port of the first of {self.servers}")
+        return self
+
+    def each(self) -> tuple[Self, ...]:
+        """One for each server."""
+        if self.servers == 1:
+            return (self,)
+        host, _, port = self.address.rpartition(":")
+        return tuple(
+            self.model_copy(
+                update={"name": f"{self.name}-{number}", "address": f"{host}:{int(port) + number}", "servers": 1}
+            )
+            for number in range(self.servers)
+        )
 
     @model_validator(mode="after")
     def _an_openai_server_is_described(self) -> Self:

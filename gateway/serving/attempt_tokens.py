@@ -9,6 +9,9 @@ A successor (`gateway/core/request/handover.py`) goes on with an answer of which
 repeats of that is compared and left out; it begins with the first token that the caller does not have. Tokens of the
 other that are kept back wait here, and are given to the caller or to nobody, as the machine decides.
 
+Where the model judges itself (`gateway/core/request/commit_window.py`) the first tokens of an attempt are held here
+until the machine says that they are shown, or that the attempt is not needed. They are judged once there are enough.
+
 Invariants: places follow one another, whoever speaks; once an attempt was left (`leave`) nothing of it reaches the
 caller, whatever is still on its way.
 """
@@ -16,11 +19,21 @@ caller, whatever is still on its way.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from gateway.core.estimate.token_gaps import TokenGaps
 from gateway.core.request.answer_so_far import AnswerSoFar
 from tidegate import clock
 from tidegate.token_sink import MAX_WINDOW, TokenBatch, TokenSink
+
+
+class BeginningJudge(NamedTuple):
+    """Who is told of a beginning that is held back: at its first token, and once there are `tokens` of it."""
+
+    tokens: int
+    held: Callable[[], None]
+    judged: Callable[[], None]
+    hides_logprobs: bool  # the caller did not ask for them
 
 
 class AttemptTokens:
@@ -32,11 +45,12 @@ class AttemptTokens:
         begin: called with this at the first tokens; says whether this attempt is the one that answers.
         gaps: of its target and variant.
         differ: called where its tokens are others than those that the caller has.
+        judge: of an attempt whose beginning is held back; None: it is shown as it comes.
     """
 
     __slots__ = (
-        "_answer", "_answered", "_begin", "_credit", "_differ", "_gaps", "_is_chosen", "_kept", "_sink", "_started",
-        "first_at", "wasted", "window",
+        "_answer", "_answered", "_begin", "_credit", "_differ", "_gaps", "_held", "_is_chosen", "_is_judged", "_judge",
+        "_kept", "_sink", "_started", "first_at", "wasted", "window",
     )  # fmt: skip
 
     def __init__(
@@ -46,6 +60,7 @@ class AttemptTokens:
         begin: Callable[[AttemptTokens], bool],
         gaps: TokenGaps,
         differ: Callable[[], None] = lambda: None,
+        judge: BeginningJudge | None = None,
     ) -> None:
         self._sink = sink
         self._answer = answer
@@ -53,6 +68,9 @@ class AttemptTokens:
         self._begin = begin
         self._gaps = gaps
         self._differ = differ
+        self._judge = judge
+        self._is_judged = False
+        self._held: list[TokenBatch] = []  # of its beginning
         self._kept: list[TokenBatch] | None = None  # None: what comes is given at once
         self.first_at: float | None = None
         self._is_chosen: bool | None = None  # None: nothing has come yet
@@ -66,14 +84,36 @@ class AttemptTokens:
         """Of what this attempt was given to compute first: the prompt, and the tokens that it goes on after."""
         return self._started[1]
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it has a beginning that is neither shown nor left."""
+        return self._is_chosen is None and bool(self._held)
+
+    @property
+    def is_judged(self) -> bool:
+        return self._is_judged
+
+    @property
+    def beginning(self) -> list[float] | None:
+        """The logarithms of the probabilities of the tokens that judge it; None where its target gives none."""
+        assert self._judge is not None
+        logprobs = [one for batch in self._held for one in batch.logprobs]
+        is_known = len(logprobs) == sum([batch.size for batch in self._held])
+        return logprobs[: self._judge.tokens] if is_known else None
+
     def started(self, prompt_tokens: int, cached_tokens: int) -> None:
         """Kept until its first token is there: a prompt that is computed is no beginning of an answer."""
         self._started = prompt_tokens, cached_tokens
 
     def put(self, batch: TokenBatch) -> None:
+        if self._is_chosen is None and self.first_at is None:
+            self.first_at = clock.now()
+            if self._judge is not None:
+                self._judge.held()  # which may show it at once, or have no use for it
         if self._is_chosen is None:
-            if self.first_at is None:
-                self.first_at = clock.now()
+            if self._judge is not None:
+                self._hold(batch, self._judge)
+                return
             if self._answered + batch.first < len(self._answer):
                 repeated = self._repeats(batch)
                 if repeated >= batch.size:
@@ -89,6 +129,15 @@ class AttemptTokens:
         else:
             self._give(batch)
 
+    def show(self) -> None:
+        """The beginning that was held is given to the caller, and what comes."""
+        self._is_chosen = True
+        self._speak()
+        held, self._held = self._held, []
+        for batch in held:
+            self._give(batch)
+            self._answer.follows_nothing()
+
     def keep(self) -> None:
         """From now on what comes is given to nobody, until `release`."""
         self._kept = []
@@ -100,7 +149,16 @@ class AttemptTokens:
             self._answer.follows_nothing()
             self._give(batch)
 
+    def _hold(self, batch: TokenBatch, judge: BeginningJudge) -> None:
+        self._held.append(batch)
+        enough = min(judge.tokens, self.window)  # no more may come before its reader has read some
+        if not self._is_judged and sum([one.size for one in self._held]) >= enough:
+            self._is_judged = True
+            judge.judged()
+
     def _give(self, batch: TokenBatch) -> None:
+        if self._judge is not None and self._judge.hides_logprobs:
+            batch = batch._replace(logprobs=(), top=())
         self._answer.took(batch, self._gaps, clock.now())
         if self._answered:
             batch = batch._replace(first=self._answered + batch.first)
@@ -131,7 +189,8 @@ class AttemptTokens:
             self._answer.falls_silent()
         self._is_chosen = False
         kept, self._kept = self._kept, None
-        self.wasted += sum([batch.size for batch in kept or ()])
+        held, self._held = self._held, []
+        self.wasted += sum([batch.size for batch in (*held, *(kept or ()))])
 
     def _speak(self) -> None:
         answer = self._answer

@@ -7,14 +7,17 @@ from typing import NamedTuple
 
 from gateway.core.request.escalation import Escalations
 from tidegate.models.confidence import ConfidenceMeasure
+from tidegate.models.generative import CommitWindow
 from tidegate.models.manifest import Manifest
 
 
 class ConfidencePolicy(NamedTuple):
-    """One model that judges itself."""
+    """One model that judges itself: whole answers by a measure, or a generation's beginning."""
 
-    judge: ConfidenceMeasure
     escalations: Escalations
+    judge: ConfidenceMeasure | None = None
+    window: CommitWindow | None = None
+    improvable: frozenset[str] = frozenset()  # of a generating model: variants whose beginnings are judged
 
 
 class ConfidencePolicies:
@@ -33,11 +36,16 @@ class ConfidencePolicies:
         return self._known[key]
 
     def _judged(self, manifest: Manifest) -> ConfidencePolicy | None:
-        how = manifest.confidence
+        how, window = manifest.confidence, None if manifest.generative is None else manifest.generative.commit_window
+        if window is not None:
+            escalations = Escalations(
+                window.threshold, max_share=window.max_share, overloaded=self._overloaded, window=window.tokens
+            )
+            return ConfidencePolicy(escalations, window=window, improvable=manifest.improvable)
         if how is None:
             return None
         escalations = Escalations(how.threshold, max_share=how.max_share, overloaded=self._overloaded)
-        return ConfidencePolicy(ConfidenceMeasure(manifest, how), escalations)
+        return ConfidencePolicy(escalations, ConfidenceMeasure(manifest, how))
 
     def __repr__(self) -> str:
         judged = [f"{model}:{version}" for (model, version), one in self._known.items() if one is not None]

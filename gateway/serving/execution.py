@@ -11,7 +11,8 @@ the hedge won) the execution cancels its own task and takes that cancellation ba
 caller's cancellation is never mistaken for its own.
 
 Where a model's manifest says how sure it must be, the confidence of its answers is read from their tensors here, and
-goes into the machine with the answer; an unsure one is kept until the machine has decided.
+goes into the machine with the answer; an unsure one is kept until the machine has decided. Of a generation the first
+tokens are judged, which are held back for it by its `AttemptTokens`: its target is asked for their probabilities.
 
 The tokens of a generation come through an `AttemptTokens` each, which notes them in the answer so far: what the request
 for the rest of it and the one reply of all its parts are made from (`continued_generation.py`).
@@ -55,16 +56,18 @@ from gateway.core.request.machine import (
     Refuse,
     Release,
     RequestMachine,
+    Show,
     WakeAt,
 )
 from gateway.core.request.resumption import Resumption
-from gateway.serving.attempt_tokens import AttemptTokens, UnreadTokens
-from gateway.serving.confidence_policy import ConfidencePolicy
+from gateway.serving.attempt_tokens import AttemptTokens, BeginningJudge, UnreadTokens
 from gateway.serving.context import DispatchContext
 from gateway.serving.continued_generation import continued_request, joined_response, response_so_far
 from gateway.serving.work_estimate import tensor_bytes
 from gateway.targets.site import SiteTarget
 from tidegate import clock
+from tidegate.generate.beginning_confidence import beginning_confidence
+from tidegate.generate.request import LOGPROBS_KEY
 from tidegate.generate.usage import SPENT, STOPPED, FinishReason, usage_if_generated
 from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
 from tidegate.token_sink import TokenSink
@@ -89,7 +92,7 @@ class RequestExecution:
         "_answered_before", "_answers", "_ask", "_attempts", "_attested", "_base_cancelling", "_body_bytes", "_call",
         "_context", "_end", "_inline", "_interrupted", "_judged", "_loop", "_machine", "_next", "_notes", "_placed_at",
         "_request", "_rests_on", "_resumption", "_rows", "_sink", "_so_far", "_started_at", "_streamed", "_streams",
-        "_taken_at", "_task", "_tasks", "_timer", "_waiter", "_wake_due_at", "_wasted",
+        "_taken_at", "_task", "_tasks", "_timer", "_unshown", "_waiter", "_wake_due_at", "_wasted",
     )  # fmt: skip
 
     def __init__(
@@ -146,6 +149,7 @@ class RequestExecution:
         self._notes: list[RequestEvent] = []  # what happened, for explanations
         self._answers: dict[int, tuple[Reply, float, float]] = {}  # by attempt: the reply, its link time, its instant
         self._streams: dict[int, AttemptTokens] = {}  # by attempt under way, where its answer comes token by token
+        self._unshown: dict[int, AttemptTokens] = {}  # by attempt that has answered: what it said is held back still
         self._streamed: int | None = None  # of those the one that has begun last
         self._answered_before: dict[int, int] = {}  # by attempt: the tokens that it goes on after, where there are any
         self._wasted = 0  # tokens that were computed more than once, or came and were given to no one
@@ -170,6 +174,8 @@ class RequestExecution:
             if why in (STOPPED, SPENT) and self._streamed is not None:
                 task.uncancel()
                 return self._stopped(self._streamed, now) if why == STOPPED else self._cut(self._streamed, now)
+            for held in self._unshown.values():
+                self._waste(held)
             self._learn_cut()
             self._remember(f"cancelled: {why}", now)
             raise
@@ -188,6 +194,8 @@ class RequestExecution:
                 self._launch(action, now)
             elif isinstance(action, Cancel):
                 self._cancel(action, now)
+            elif isinstance(action, Show):
+                self._show(action.attempt, self._streams[action.attempt], self._machine.route_of(action.attempt), now)
             elif isinstance(action, Keep):
                 self._streams[action.attempt].keep()
             elif isinstance(action, Release):
@@ -299,6 +307,36 @@ class RequestExecution:
             self._call.on_begun(self._machine.route_of(number))
         return True
 
+    def _held(self, number: int, tokens: AttemptTokens) -> None:
+        """The first token of an attempt is here, and is held back."""
+        if (attempt := self._attempts.get(number)) is None or self._end is not None:
+            return
+        now = clock.now()
+        self._note(RequestEvent(now, "held", number))
+        attempt.begun(tokens.first_at or now, tokens.cached_tokens)
+        self._perform(self._machine.held(number, now), now)
+
+    def _judge(self, number: int, tokens: AttemptTokens) -> None:
+        """Enough of an attempt's answer is held back to know how sure it is."""
+        if number not in self._attempts or self._end is not None:
+            return
+        now, confidence = clock.now(), self._beginning_confidence(tokens)
+        self._note(RequestEvent(now, "judged", number, confidence=confidence))
+        self._perform(self._machine.judged(number, confidence, now), now)
+
+    def _beginning_confidence(self, tokens: AttemptTokens) -> float | None:
+        assert self._judged is not None and self._judged.window is not None
+        beginning = tokens.beginning
+        return None if beginning is None else beginning_confidence(beginning, self._judged.window.measure)
+
+    def _show(self, number: int, tokens: AttemptTokens, route: Route, now: float) -> None:
+        """What an attempt holds back is the caller's."""
+        self._note(RequestEvent(now, "begun", number))
+        self._streamed = number
+        if self._call.on_begun is not None:
+            self._call.on_begun(route)
+        tokens.show()
+
     def _differed(self, number: int) -> None:
         """A successor says something else than what the caller has."""
         now = clock.now()
@@ -316,8 +354,11 @@ class RequestExecution:
         if self._context.listener is not None:
             self._context.listener.answered(attempt.candidate.offered.target.spec.id)
         confidence = None
-        if self._judged is not None:
-            confidence = self._confidence(self._judged, reply.variant or attempt.candidate.variant.name, reply)
+        if (held := self._unshown.get(number)) is not None:
+            confidence = None if held.is_judged else self._beginning_confidence(held)
+        elif self._judged is not None and self._judged.judge is not None:
+            variant = reply.variant or attempt.candidate.variant.name
+            confidence = self._judged.judge.confidence(variant, self._request.outputs, reply.response.outputs)
         stages = {**reply.stages, "batch_wait": reply.batch_wait_s} if reply.batch_wait_s else reply.stages
         self._notes.append(
             RequestEvent(
@@ -341,13 +382,12 @@ class RequestExecution:
         usage = None if price.is_free else usage_if_generated(reply.response)
         return None if usage is None else price.of(usage.prompt_tokens, usage.completion_tokens)
 
-    def _confidence(self, judged: ConfidencePolicy, variant: str, reply: Reply) -> float | None:
-        return judged.judge.confidence(variant, self._request.outputs, reply.response.outputs)
-
     def _failed(self, number: int, error: ServeError) -> None:
         attempt = self._over(number)
         if attempt is None:
             return
+        if (held := self._unshown.pop(number, None)) is not None:
+            self._waste(held)
         now = clock.now()
         self._note_failure(number, attempt, error, now)
         self._perform(self._machine.failed(number, error, now), now)
@@ -365,8 +405,14 @@ class RequestExecution:
         """Nothing more of this attempt is given to the caller."""
         tokens = self._streams.pop(number, None)
         if tokens is not None:
-            tokens.leave()
-            self._wasted += tokens.wasted
+            self._waste(tokens)
+
+    def _waste(self, tokens: AttemptTokens) -> None:
+        """Leave an attempt's tokens, and count those that were computed in vain."""
+        if tokens.is_held and self._ask.generation is not None:
+            self._wasted += self._ask.generation.prompt_tokens
+        tokens.leave()
+        self._wasted += tokens.wasted
 
     def _over(self, number: int) -> AttemptTelemetry | None:
         """Take an attempt off the list of those under way; None if it was cancelled as it ended."""
@@ -374,6 +420,8 @@ class RequestExecution:
             self._inline = None  # its place in the caller's task is free for a fallback
         if (tokens := self._streams.get(number)) is not None:
             tokens.release()  # it was well until here, and what it has said is a part of the answer
+            if tokens.is_held:
+                self._unshown[number] = self._streams.pop(number)
         self._leave(number)
         return self._attempts.pop(number, None)
 
@@ -418,6 +466,8 @@ class RequestExecution:
         request = self._request
         if launch.answered and self._resumption is not None:
             request = continued_request(request, self._resumption.answer, self._resumption.terms)
+        elif self._is_judged(launch.candidate) and LOGPROBS_KEY not in request.parameters:
+            request = replace(request, parameters={**request.parameters, LOGPROBS_KEY: 0})
         if isinstance(target, SiteTarget):
             return target.relay(
                 call,
@@ -445,9 +495,28 @@ class RequestExecution:
         assert self._so_far is not None
         gaps = launch.candidate.offered.cost.token_gaps
         number = launch.attempt
-        tokens = AttemptTokens(sink, self._so_far, partial(self._begun, number), gaps, partial(self._differed, number))
+        judge = None
+        if self._judged is not None and not launch.answered and self._is_judged(launch.candidate):
+            judge = BeginningJudge(
+                self._judged.escalations.window,
+                held=lambda: self._held(number, tokens),
+                judged=lambda: self._judge(number, tokens),
+                hides_logprobs=LOGPROBS_KEY not in self._request.parameters,
+            )
+        begin, differ = partial(self._begun, number), partial(self._differed, number)
+        tokens = AttemptTokens(sink, self._so_far, begin, gaps, differ, judge)
         self._streams[number] = tokens
         return tokens
+
+    def _is_judged(self, candidate: Candidate) -> bool:
+        """Whether the beginning of an answer from there is judged: one that may be escalated, of a lesser variant."""
+        judged = self._judged
+        if judged is None or self._sink is None or candidate.variant.name not in judged.improvable:
+            return False
+        # A site judges its own answers, and says how it came to them.
+        return (
+            candidate.target.spec.tier != "site" and judged.escalations.raised(self._ask, candidate.variant) is not None
+        )
 
     def _check_evidence(self, launch: Launch, deadline: float) -> None:
         """Check that the target's evidence still counts.
@@ -472,6 +541,11 @@ class RequestExecution:
 
     def _finish(self, end: Answer | Refuse) -> Reply:
         now = clock.now()
+        shown = None if isinstance(end, Refuse) else self._unshown.pop(end.attempt, None)
+        for held in self._unshown.values():
+            self._waste(held)
+        if shown is not None and isinstance(end, Answer):
+            self._show(end.attempt, shown, end.route, now)
         if isinstance(end, Refuse):
             self._learn_cut()
             end.error.attempted = bool(self._machine.reasons)

@@ -92,9 +92,7 @@ class AskBuilder:
             pin=stricter(call.pin, manifest.pin),
             weight=self._weight_of(call.tenant) * self._shares.of(manifest),
             tenant=call.tenant,
-            escalates=manifest.confidence is not None
-            and not call.variant
-            and stricter(call.pin, manifest.pin) == "any",
+            escalates=_judges_itself(manifest) and not call.variant and stricter(call.pin, manifest.pin) == "any",
             attested=call.attested or manifest.require == "attested",
             schema=SCHEMA_KEY in request.parameters and manifest.generative is not None,
             generation=generation,
@@ -184,6 +182,11 @@ class AskBuilder:
 
     def __repr__(self) -> str:
         return f"<AskBuilder about {self._fleet!r}>"
+
+
+def _judges_itself(manifest: Manifest) -> bool:
+    generative = manifest.generative
+    return manifest.confidence is not None or (generative is not None and generative.commit_window is not None)
 
 
 def _is_in_words(request: InferRequest) -> bool:

@@ -404,6 +404,9 @@ class _Unhedged:
     def avoid(self, tried: Sequence[Candidate], *, apart: bool = False) -> Collection[str]:
         return self._hedging.avoid(tried, apart=apart)
 
+    def overdue(self, watched: PendingAttempt, now: float) -> None:
+        self._hedging.overdue(watched, now)
+
     def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         return self._hedging.plan(ask, watched, decision, now)
 

@@ -53,6 +53,7 @@ from gateway.core.request.machine import (
     Refuse,
     Release,
     RequestMachine,
+    Show,
     WakeAt,
 )
 from gateway.core.request.resumption import Resumption, ResumptionTerms
@@ -274,6 +275,8 @@ class SimulatedExecution:
                     self._attempts[number].keeps = True
                 case Release(number):
                     self._release(number, self._attempts[number])
+                case Show():
+                    raise AssertionError("no beginning is held back here")
                 case _:
                     self._end(action)
 

@@ -11,6 +11,10 @@ with gRPC's threads, and of its worker beside it; rates on a busy machine mean l
 
 `added` is the median latency of one caller, less that of the echo and less the model's 50 µs.
 
+Then two servers of a pool (`servers: 2`), each asked by a caller of its own at once, beside the same two callers at one
+server: `servers_cpu` is what a request costs the servers' processes together over what it costs the one. Where that is
+1, N servers on N cores give N times the rate; `servers_rps` is the rate itself, which takes four cores to be seen.
+
     python -m tests.bench.pool_server [--quick] [--repeats 5] [--seconds 3] [--only link|unary]
 """
 
@@ -32,6 +36,7 @@ import yaml
 from tests.bench import workload
 from tests.bench.gateway_overhead import Timing
 from tests.bench.harness import Child, Goal, Report, Spread, cores, parser, ratios, table
+from tidegate.testing.ports import free_ports
 from tidegate.tools.build.demo.paced import PacedCosts, PacedNoise, add_paced
 
 CONCURRENCY: Final = (1, 8, 64, 256)
@@ -41,6 +46,9 @@ MIN_RPS: Final = 12_000.0
 MAX_SERVER_CPU_US: Final = {1: 350.0, 64: 80.0, 256: 60.0}
 MAX_P50_ADDED_S: Final = 0.4e-3
 MIN_UNARY_RATIO: Final = 0.5
+SERVERS: Final = 2
+MAX_SERVERS_CPU: Final = 1.1
+MIN_SERVERS_RPS: Final = 1.5
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,17 @@ async def measure_all(
     return points
 
 
+def pool_config(scratch: Path, **more: Any) -> Path:
+    """The configuration of a pool with the instant model."""
+    models = scratch / "models"
+    costs = PacedCosts(pool_ms=((1.0, 1e3 * MODEL_S), (8192.0, 1e3 * MODEL_S)))
+    add_paced(workload.MODEL, costs, models, noise=PacedNoise(pool=0.0))
+    config = scratch / "pool.yaml"
+    words = {"name": "bench", "grpc_port": 0, "model_repository": str(models), "device": "cpu", "log_level": "error"}
+    config.write_text(yaml.safe_dump({**words, **more}))
+    return config
+
+
 async def start_pool(
     stack: AsyncExitStack, scratch: Path, core: int | None, other_core: int | None, through: tuple[str, ...] = ()
 ) -> System:
@@ -113,12 +132,7 @@ async def start_pool(
 
     `through`: a module with its words that runs the process's.
     """
-    models = scratch / "models"
-    costs = PacedCosts(pool_ms=((1.0, 1e3 * MODEL_S), (8192.0, 1e3 * MODEL_S)))
-    add_paced(workload.MODEL, costs, models, noise=PacedNoise(pool=0.0))
-    config = scratch / "pool.yaml"
-    words = {"name": "bench", "grpc_port": 0, "model_repository": str(models), "device": "cpu", "log_level": "error"}
-    config.write_text(yaml.safe_dump(words))
+    config = pool_config(scratch)
     command = ("-m", *through, "cloud_pool", "--config", str(config))
     child = await stack.enter_async_context(Child("pool", *command, core=core, log=scratch / "pool.log"))
     while child.ready["event"] != "ready":
@@ -128,6 +142,80 @@ async def start_pool(
         for thread in [thread.id for worker in workers for thread in worker.threads()]:
             os.sched_setaffinity(thread, {other_core})
     return System(child, child.ready["addresses"]["grpc"], workers)
+
+
+# several servers
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Two callers at once: requests a second of both, and what a request costs the servers' processes."""
+
+    rps: float
+    server_cpu_s: float
+
+
+async def start_servers(stack: AsyncExitStack, scratch: Path) -> tuple[list[str], list[psutil.Process]]:
+    """The servers of one pool: their addresses and processes."""
+    config = pool_config(scratch, grpc_port=free_ports(SERVERS), servers=SERVERS)
+    command = ("-m", "cloud_pool", "--config", str(config))
+    child = await stack.enter_async_context(Child("servers", *command, log=scratch / "servers.log"))
+    while child.ready["event"] != "ready":
+        child.ready = await child.line()
+    servers = child.ready["servers"].values()
+    return [one["addresses"]["grpc"] for one in servers], [psutil.Process(one["pid"]) for one in servers]
+
+
+async def side_by_side(
+    addresses: Sequence[str], processes: Sequence[psutil.Process], callers: Sequence[Child], timing: Timing
+) -> SideBySide:
+    """Args: addresses: of each caller's server."""
+    for caller, address in zip(callers, addresses, strict=True):
+        await caller.command(
+            transport="link", address=address, connections=64, warmup_s=timing.warmup_s, seconds=timing.seconds
+        )
+    for caller in callers:
+        await caller.line()
+    before = sum(sum(one.cpu_times()[:2]) for one in processes)
+    found = [await caller.line() for caller in callers]
+    took_s = sum(sum(one.cpu_times()[:2]) for one in processes) - before
+    requests = sum(one["requests"] for one in found)
+    return SideBySide(sum(one["requests"] / one["elapsed_s"] for one in found), took_s / max(1, requests))
+
+
+async def measure_servers(scratch: Path, timing: Timing) -> dict[str, list[SideBySide]]:
+    """One server and several, in turn, asked by as many callers."""
+    points: dict[str, list[SideBySide]] = {"one": [], "several": []}
+    async with AsyncExitStack() as stack:
+        for name in ("alone", "together"):
+            (scratch / name).mkdir()
+        one = await start_pool(stack, scratch / "alone", None, None)
+        addresses, processes = await start_servers(stack, scratch / "together")
+        callers = [
+            await stack.enter_async_context(Child(f"caller {number}", "-m", "tests.bench.pool_caller"))
+            for number in range(SERVERS)
+        ]
+        alone = [one.address] * SERVERS, [psutil.Process(one.child.pid)]
+        for repeat in range(timing.repeats):
+            systems = [("one", alone), ("several", (addresses, processes))]
+            for name, (where, whose) in systems if repeat % 2 == 0 else reversed(systems):
+                points[name].append(await side_by_side(where, whose, callers, timing))
+    return points
+
+
+def judge_servers(report: Report, points: dict[str, list[SideBySide]]) -> None:
+    found = {
+        field: ratios(
+            [getattr(one, field) for one in points["several"]], [getattr(one, field) for one in points["one"]]
+        )
+        for field in ("server_cpu_s", "rps")
+    }
+    report.figures |= {"servers_cpu": found["server_cpu_s"], "servers_rps": found["rps"]}
+    print(f"{SERVERS} servers over one: CPU a request {found['server_cpu_s']:.2f}, rate {found['rps']:.2f}")
+    report.goal(Goal("servers_cpu", found["server_cpu_s"].median, MAX_SERVERS_CPU, "<="))
+    has_cores = len(os.sched_getaffinity(0)) >= 2 * SERVERS
+    why = "" if has_cores else f"takes {2 * SERVERS} cores: callers and workers have to run beside the servers"
+    report.goal(Goal("servers_rps", found["rps"].median if has_cores else None, MIN_SERVERS_RPS, why=why))
 
 
 # what is printed
@@ -218,6 +306,9 @@ async def bench(timing: Timing, transports: Sequence[str]) -> Report:
     show(points)
     report.figures |= figures(points)
     judge(report, points, transports)
+    if "link" in transports:
+        with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as scratch_name:
+            judge_servers(report, await measure_servers(Path(scratch_name), timing))
     return report
 
 

@@ -11,7 +11,7 @@ scratch=$(mktemp -d)
 trap 'kind delete cluster --name $cluster; rm -rf "$scratch"' EXIT
 ENGINE=docker BASE=${BASE:-docker.io/library/python:3.11-slim-bookworm}
 export ENGINE BASE
-for image in gateway pool-cpu; do deploy/containers/build.sh $image localhost/tidegate-$image:0.1.0; done
+for image in gateway pool-cpu; do deploy/containers/build.sh $image localhost/tidegate-$image:0.2.0; done
 [ -d .tidegate/test-models/digits ] || .venv/bin/tidegate model build digits --repository .tidegate/test-models
 cp -r .tidegate/test-models/. "$scratch" && chmod -R a+rX "$scratch"
 cat >"$scratch/kind.yaml" <<KIND
@@ -20,7 +20,7 @@ apiVersion: kind.x-k8s.io/v1alpha4
 nodes: [{role: control-plane, extraMounts: [{hostPath: $scratch, containerPath: /models}]}]
 KIND
 kind create cluster --name $cluster --config "$scratch/kind.yaml" --wait 120s
-kind load docker-image --name $cluster localhost/tidegate-gateway:0.1.0 localhost/tidegate-pool-cpu:0.1.0
+kind load docker-image --name $cluster localhost/tidegate-gateway:0.2.0 localhost/tidegate-pool-cpu:0.2.0
 helm install tide deploy/helm/tidegate --namespace tidegate --create-namespace --wait --timeout 10m \
   --set models.volume.hostPath.path=/models --set fullnameOverride=tide \
   --set gateway.resources.requests.cpu=100m --set pool.resources.requests.cpu=100m

@@ -108,7 +108,7 @@ def test_an_image_is_small_and_says_what_it_is(engine: Podman, image: str) -> No
     assert found["Size"] <= MOST_BYTES[image]
     assert config["User"] == f"{USER}:{USER}"
     assert config["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
-    assert config["Labels"]["org.opencontainers.image.version"] == "0.1.0"
+    assert config["Labels"]["org.opencontainers.image.version"] == "0.2.0"
     assert len(config["Labels"]["org.opencontainers.image.revision"]) == 40
     assert found["Healthcheck"]["Test"][-3] == {"pool-cpu": "pool"}.get(image, image)
 

@@ -38,6 +38,28 @@ def test_a_target_of_the_configuration_knows_its_id_and_way() -> None:
     assert (triton.id, triton.transport, triton.foreign) == ("pool/t", "unary", True)
 
 
+def test_a_pool_of_several_servers_is_a_target_for_each() -> None:
+    config = GatewayConfig.model_validate({"targets": [{"name": "main", "address": "[::1]:8101", "servers": 3}]})
+    assert [(one.id, one.address) for one in (target.spec for target in config.targets)] == [
+        ("pool/main-0", "[::1]:8101"), ("pool/main-1", "[::1]:8102"), ("pool/main-2", "[::1]:8103")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("{name: t, address: 'h:1', foreign: true, servers: 2}", "only a Tidegate pool with transport: link"),
+        ("{name: t, address: 'h:1', tier: edge, servers: 2}", "only a Tidegate pool with transport: link"),
+        ("{name: t, address: 'h:65535', servers: 2}", "must end in the port of the first of 2"),
+        ("{name: t, address: 'h', servers: 2}", "must end in the port of the first of 2"),
+        ("{name: t, address: 'h:1', servers: 2}, {name: t-1, address: 'h:9'}", "two targets are called pool/t-1"),
+    ],
+)
+def test_several_servers_where_there_are_none_are_an_error(tmp_path: Path, target: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load(GatewayConfig, config_file(tmp_path, f"targets: [{target}]\n"))
+
+
 def test_two_targets_of_one_name_are_an_error_that_names_it(tmp_path: Path) -> None:
     target = "{name: main, address: 'h:1'}"
     with pytest.raises(ConfigError, match="two targets are called pool/main"):

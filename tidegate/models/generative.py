@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import isfinite
-from typing import Final
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -20,7 +20,21 @@ ANSWER_OUTPUT: Final = "output_ids"
 MAX_TOKENS: Final = "max_tokens"  # the request parameter: of the answer
 MAX_CONTEXT = 2**24
 MAX_SLOTS = 4096
+MAX_COMMIT_TOKENS = 64  # held back of an answer: less than any reader's window
 _MAX_STOPS = 256
+BeginningMeasure = Literal["mean", "least"]  # `tidegate/generate/beginning_confidence.py`
+
+
+class CommitWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """How sure the beginning of a lesser variant's answer must be before a caller sees any of it.
+
+    `tidegate model calibrate` finds the threshold. See docs/generation.md, "An unsure beginning".
+    """
+
+    threshold: float  # above 0, up to 1; what is below it is escalated
+    tokens: int = 8  # of the beginning: held back, and judged
+    measure: BeginningMeasure = "mean"
+    max_share: float = 0.5  # of the answers, at most so many are escalated in the long run: the others are provisional
 
 
 class Generative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -37,6 +51,7 @@ class Generative(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     default_max_tokens: int = 256  # of a request that does not say, as far as the context has room
     default_ttft_s: float | None = None  # the budget of the first token where the caller gives none; None: no budget
     default_tpot_s: float | None = None  # the same of each further token, on average
+    commit_window: CommitWindow | None = None  # None: what a variant says is shown as it comes
 
     @property
     def is_text_only(self) -> bool:
@@ -79,8 +94,21 @@ def generative_problems(one: Generative) -> Iterator[str]:
             yield f"{key}: {value:g} must be a number of seconds above 0; leave it out for no budget"
     if len(one.stop_tokens) > _MAX_STOPS or not all(0 <= id < one.vocabulary_size for id in one.stop_tokens):
         yield f"stop_tokens: must be at most {_MAX_STOPS} ids below vocabulary_size, {one.vocabulary_size}"
+    if one.commit_window is not None:
+        yield from (f"commit_window.{problem}" for problem in _commit_window_problems(one.commit_window))
     if (one.chat_template is None) != (one.chat_template_sha256 is None):
         yield "chat_template_sha256: must be there with chat_template, and only then"
+
+
+def _commit_window_problems(window: CommitWindow) -> Iterator[str]:
+    if not 0.0 < window.threshold <= 1.0:
+        yield f"threshold: {window.threshold:g} must be above 0 and at most 1; leave the section out for none"
+    if not 0.0 < window.max_share <= 1.0:
+        yield f"max_share: {window.max_share:g} must be above 0 and at most 1"
+    if not 1 <= window.tokens <= MAX_COMMIT_TOKENS:
+        yield f"tokens: {window.tokens} must be from 1 to {MAX_COMMIT_TOKENS}"
+    if window.measure not in get_args(BeginningMeasure):
+        yield f"measure: {window.measure!r} must be one of {', '.join(get_args(BeginningMeasure))}"
 
 
 def generation_cost_problems(one: GenerationCost) -> Iterator[str]:

@@ -380,12 +380,16 @@ def _confidence(manifest: Manifest) -> Iterator[str]:
         yield f"confidence.threshold: {how.threshold:g} must be above 0 and at most 1; leave the section out for none"
     if not 0.0 < how.max_share <= 1.0:
         yield f"confidence.max_share: {how.max_share:g} must be above 0 and at most 1"
+    yield from _nothing_to_improve("confidence", manifest)
+
+
+def _nothing_to_improve(key: str, manifest: Manifest) -> Iterator[str]:
     if not any("edge" in variant.where and variant.name in manifest.improvable for variant in manifest.variants):
         qualities = ", ".join(
             f"{one.name} {f'{one.quality.metric} {one.quality.value:g}' if one.quality else 'not measured'}"
             for one in manifest.variants
         )
-        yield f"confidence: no variant of the edge is outdone by another in measured quality ({qualities or 'none'})"
+        yield f"{key}: no variant of the edge is outdone by another in measured quality ({qualities or 'none'})"
 
 
 def _generative(manifest: Manifest) -> Iterator[str]:
@@ -401,6 +405,8 @@ def _generative(manifest: Manifest) -> Iterator[str]:
     if one is None:
         return
     yield from (f"generative.{problem}" for problem in generative_problems(one))
+    if one.commit_window is not None:
+        yield from _nothing_to_improve("generative.commit_window", manifest)
     for name_key, digest_key in (("tokenizer", "tokenizer_sha256"), ("chat_template", "chat_template_sha256")):
         name, digest = getattr(one, name_key), getattr(one, digest_key)
         if name is not None and (problem := file_name_problem(name)):

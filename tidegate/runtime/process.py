@@ -77,12 +77,19 @@ def run(
     path: Path | None,
     parent_pid: int | None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+    part: Callable[[ConfigT], ConfigT] | None = None,
 ) -> None:
-    """Serve until a signal; exits with 1 and the reason when the process cannot start."""
+    """Serve until a signal; exits with 1 and the reason when the process cannot start.
+
+    Args:
+        part: of the configuration as it was read, what is this process's; None: all.
+    """
     if parent_pid is not None:
         die_with_parent(parent_pid)
     try:
         config = load(model, path)
+        if part is not None:
+            config = part(config)
         _set_up_logging(role, config)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(until_signal(serve(config)))

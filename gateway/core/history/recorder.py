@@ -40,7 +40,9 @@ MAX_EVENTS_PER_REQUEST: Final = 64
 MAX_PACKED_BYTES: Final = 64  # whose decisions are still to be packed
 MOST_WORDS: Final = 256  # of an error, and of an id: both may be a stranger's
 
-What = Literal["look", "launched", "accepted", "begun", "differed", "answered", "failed", "cancelled", "lent"]
+What = Literal[
+    "look", "launched", "accepted", "held", "judged", "begun", "differed", "answered", "failed", "cancelled", "lent"
+]
 
 _PIECE_BYTES: Final = 64  # of bytes as an object, and its place among the others
 
@@ -51,7 +53,9 @@ class RequestEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
     look        `at` is when a hedge will be thought of, if there is no answer by then
     launched    `target`, `variant`, and `seconds`: in how many an answer was predicted
     accepted    `seconds`: until the target will be done, as it says
-    begun       nothing: the first token of its answer is here
+    held        nothing: the first token of its answer is here, and is held back until enough are to judge it
+    judged      `confidence`, of the tokens that are held
+    begun       nothing: the first token of its answer is here, and was given to the caller
     answered    `stages`, `seconds`: the link's share, `batch`: rows that were computed together, and `confidence` where
                 the model judges itself
     failed      `words`

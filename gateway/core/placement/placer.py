@@ -166,6 +166,17 @@ class Decision(NamedTuple):
             self.scarcity,
         )
 
+    def best_apart(self) -> Candidate | None:
+        """The earliest finish in another tier than the chosen one's, which shares no fault with it; None: in none."""
+        if self.chosen is None:
+            return None
+        tier = self.chosen.offered.target.spec.tier
+        best = None
+        for one in self.candidates:
+            if one.offered.target.spec.tier != tier and (best is None or _is_sooner(one, best)):
+                best = one
+        return best
+
     def best_other(self) -> Candidate | None:
         """The earliest finish on another trusted target: where a hedge would go."""
         if self.chosen is None or len(self.candidates) < 2:

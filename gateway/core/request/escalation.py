@@ -43,13 +43,22 @@ _MOST_RESERVE_S: Final = 0.020  # ... and no more than a stall of a busy process
 class Escalations:
     """The escalations of one model. Mutable: the token budget."""
 
-    __slots__ = ("_overloaded", "threshold", "tokens")
+    __slots__ = ("_overloaded", "threshold", "tokens", "window")
 
     def __init__(
-        self, threshold: float, *, max_share: float = MAX_SHARE, overloaded: Callable[[], bool] = lambda: False
+        self,
+        threshold: float,
+        *,
+        max_share: float = MAX_SHARE,
+        overloaded: Callable[[], bool] = lambda: False,
+        window: int = 0,
     ) -> None:
-        """Args: max_share: of this model's judged answers, how many may be escalated in the long run, 0 to 1."""
+        """Args:
+        max_share: of this model's judged answers, how many may be escalated in the long run, 0 to 1.
+        window: of a generating model: by how many tokens of its beginning an answer is judged (`commit_window.py`).
+        """
         self.threshold = threshold
+        self.window = window
         self._overloaded = overloaded
         self.tokens = TokenBudget(share=max_share, cap=_BURST)
 
@@ -69,9 +78,13 @@ class Escalations:
     def is_promising(self, decision: Decision, due_at: float) -> bool:
         """Whether the decision's target is there, will surely answer before `due_at`, and has room for extra work."""
         chosen = decision.chosen
-        if chosen is None or chosen.trust < 1.0 or self._overloaded():
+        if chosen is None or chosen.trust < 1.0 or self.is_suspended():
             return False
         return decision.at + chosen.finish_s + chosen.margin_s <= due_at
+
+    def is_suspended(self) -> bool:
+        """Whether the fleet has no room for extra work."""
+        return self._overloaded()
 
     def may_escalate(self) -> bool:
         """Spend an escalation; False: too many of this model's answers were unsure lately."""

@@ -57,7 +57,7 @@ from gateway.core.placement.completion import CompletionTime, chance_after_silen
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.utility import UtilityPlacer, first_completion, first_due, queue_position
 from gateway.core.request.first_token_race import has_room, prompt_harm, race_gain, runner
-from gateway.core.request.hedging import CUT_OFF, HOPELESS, RACE, STALLED, Hedge, PendingAttempt
+from gateway.core.request.hedging import CUT_OFF, DOUBTED, HOPELESS, RACE, STALLED, Hedge, PendingAttempt
 from gateway.core.request.token_budget import TokenBudget
 
 MIN_GAIN: Final = 0.05  # with a full budget, ...
@@ -152,6 +152,9 @@ class ChanceHedging:
         last = _last_useful(watched.other, first_due(watched.other, ask, now))
         return last if now + SOONEST_S < last < overdue_at else overdue_at  # as the first look: while there is a choice
 
+    def overdue(self, watched: PendingAttempt, now: float) -> None:
+        watched.candidate.offered.target.siblings.owes(now)
+
     def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         second = decision.chosen
         if second is None:
@@ -162,6 +165,8 @@ class ChanceHedging:
         if now > last:
             return None
         first_takes = _completion_of_pending(watched, ask, now)
+        doubt = 1.0 if watched.is_probe else _doubt(watched.candidate, now)
+        first_takes = first_takes._replace(trust=doubt * first_takes.trust)
         second_takes = first_completion(second, ask, now)
         weight, externality = queue_position(ask).weight, second.claim.externality if second.claim is not None else 0.0
         if _is_owed_for_good(watched, now):
@@ -174,6 +179,12 @@ class ChanceHedging:
             races = self._races and _generates(watched.candidate, second) and has_room(second)
             plan_beside = self._race if races else self._crossing
             beside = plan_beside(ask, watched, _Bet(first_takes, first_by), second, _Bet(second_takes, second_by), now)
+        if doubt < 1.0 and not fails:
+            # It has company in its silence: another one is asked in its place, with or without something to pay with.
+            left = self._left(ask, watched, first_takes, first_by, now)
+            fresh = self._claimed(second_takes.by(second_by - now), second)
+            if left < _HOPELESS <= fresh:
+                return Hedge(now, instead=DOUBTED)
         if beside is not None:
             return beside
         link = watched.candidate.offered.target.link
@@ -348,6 +359,12 @@ def _completion_of_pending(watched: PendingAttempt, ask: Ask, now: float) -> Com
     busy_s = max(0.0, promised_at - watched.launched_at - candidate.link_s)
     # A probe that was taken has its chance: a hedge that answers first would leave the target in doubt for ever.
     return takes._replace(busy_s=busy_s, trust=1.0 if watched.is_probe else takes.trust)
+
+
+def _doubt(candidate: Candidate, now: float) -> float:
+    """How likely the target is not struck by what its siblings are struck by; 1 while nothing is known of them."""
+    target = candidate.offered.target
+    return target.siblings.trust(target.id, now) if target.siblings.stalls else 1.0
 
 
 def _is_owed_for_good(watched: PendingAttempt, now: float) -> bool:

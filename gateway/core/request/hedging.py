@@ -30,7 +30,8 @@ class PendingAttempt(NamedTuple):
     """An attempt that has not answered. `promised_at`: when its target said that the answer would be here.
 
     `is_probe`: it was sent to find out whether a distrusted target works, and is watched as if that were trusted.
-    `other`: what would have been asked in its place when it was launched; None: there was none.
+    `other`: what would have been asked in its place when it was launched, in another tier if there was one, since what
+    keeps its target from answering may be shared by all of its tier; None: there was none.
     """
 
     candidate: Candidate
@@ -43,6 +44,7 @@ class PendingAttempt(NamedTuple):
 HOPELESS: Final = "it promised its answer for after the deadline"
 STALLED: Final = "it promised an answer and gives none"
 RACE: Final = "race"  # why an attempt was launched beside a silent one, for the first token of either
+DOUBTED: Final = "its siblings promised answers and give none"
 CUT_OFF: Final = "the way to it has gone silent"
 
 
@@ -73,6 +75,9 @@ class HedgePolicy(Protocol):
         Args: apart: all of their tier as well, where they are of one; nothing where they are of several.
         """
 
+    def overdue(self, watched: PendingAttempt, now: float) -> None:
+        """An attempt is looked after whose answer was promised for before now: evidence, before anything is placed."""
+
     def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         """The hedge beside a silent attempt, if there is to be one, where `decision` says. Nothing is spent yet."""
 
@@ -97,6 +102,9 @@ class DeadlineHedging:
 
     def avoid(self, tried: Sequence[Candidate], *, apart: bool = False) -> Collection[str]:
         return [] if apart else [one.offered.target.id for one in tried]
+
+    def overdue(self, watched: PendingAttempt, now: float) -> None:
+        pass
 
     def plan(self, ask: Ask, watched: PendingAttempt, decision: Decision, now: float) -> Hedge | None:
         # Beside an attempt that may still answer, only one that is expected in time is worth its cost.

@@ -1,8 +1,8 @@
 """The request machine is the state machine of one request, without IO: events go in with `now`, actions come out.
 
-    events    arrived · accepted · begun · differed · answered · failed · timer · cancelled
-    actions   Launch(attempt) · WakeAt(t) · Cancel(attempt) · Keep(attempt) · Release(attempt) · Answer(attempt)
-              · Refuse(error)
+    events    arrived · accepted · held · judged · begun · differed · answered · failed · timer · cancelled
+    actions   Launch(attempt) · WakeAt(t) · Cancel(attempt) · Show(attempt) · Keep(attempt) · Release(attempt)
+              · Answer(attempt) · Refuse(error)
 
     NEW ──arrived──▶ WAITING ──answered, sure──▶ DONE        (Answer)
       │                │ │ └─ answered, unsure: PROVISIONAL while a better variant works on it, else DONE (Answer)
@@ -22,6 +22,10 @@
     PROVISIONAL ──answered, sure──▶ DONE (Answer)
       └─ nothing better under way any more, or the timer just before the deadline ──▶ DONE (the provisional Answer)
 
+    WAITING ──held──▶ WAITING with a held beginning (`commit_window.py`) ──judged, sure──▶ BEGUN (Show)
+      └─ judged, unsure: a better variant is asked beside it, whose `begun` is the answer's; its failure, or the timer
+         at the end of the window ──▶ BEGUN by the held one (Show)
+
     BEGUN with a successor (`handover.py`) ──begun by it──▶ BEGUN by it (Cancel of the one that spoke)
       └─ the successor failed, differed or is given up: BEGUN as before; the one that speaks failed: as without it
 
@@ -38,6 +42,9 @@ failed, but stalls or leaves, is left only for another one: without one its answ
 With `handovers` an answer may also leave a target that is well, for a better place: its successor is asked beside it,
 and begins where the caller has come to by then. What the one that speaks says meanwhile may be kept back (`Keep`), and
 is given to the caller with `Release`, or to no one where it is cancelled. One is tried an answer.
+
+Where the model judges itself by its first tokens, an attempt of a variant that may be outdone holds them back: it says
+`held` at the first one instead of `begun`, and `judged` once there are enough. It has begun when it is told to `Show`.
 
 The live gateway performs the actions with tasks and connections, the simulator with a virtual clock; neither decides
 anything. Attempts are numbered from 0 in the order of their launch; a new attempt never goes where one went before,
@@ -77,10 +84,19 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Candidate, Decision
 from gateway.core.placement.probing import REASON as PROBE
+from gateway.core.request.commit_window import HeldBeginning, awaited_until, judged_by, window_ends_at
 from gateway.core.request.escalation import Escalations, provisional_due_at
 from gateway.core.request.handover import BEGINS, HandoverPlan, HandoverPolicy, Successor
-from gateway.core.request.hedging import EARLY_S, HOPELESS, DeadlineHedging, HedgePolicy, PendingAttempt, next_look_at
-from gateway.core.request.resumption import STALLED, Resumption, StreamTrouble
+from gateway.core.request.hedging import (
+    EARLY_S,
+    HOPELESS,
+    DeadlineHedging,
+    HedgePolicy,
+    PendingAttempt,
+    next_look_at,
+)
+from gateway.core.request.resumption import STALLED, Resumption, StreamTrouble, shown_in_s
+from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import (
     DeadlineExceeded,
     Disconnected,
@@ -122,8 +138,14 @@ class Cancel(NamedTuple):
     """The result of this attempt is not needed any more."""
 
     attempt: int
-    hopeless: bool = False  # its target promised its answer for after the deadline
+    hopeless: bool = False  # its answer would be late, by all that is known: its request is placed elsewhere
     error: ServeError | None = None  # it had begun, and gave nothing more: what that counts as
+
+
+class Show(NamedTuple):
+    """Give the caller the beginning that this attempt holds back, and what comes: it is the one."""
+
+    attempt: int
 
 
 class Keep(NamedTuple):
@@ -152,17 +174,17 @@ class Refuse(NamedTuple):
     error: ServeError
 
 
-Action = Launch | WakeAt | Cancel | Keep | Release | Answer | Refuse
+Action = Launch | WakeAt | Cancel | Show | Keep | Release | Answer | Refuse
 
 
 class RequestMachine:
-    """Mutable: call one of the eight events at a time and perform what it returns, in order."""
+    """Mutable: call one of the ten events at a time and perform what it returns, in order."""
 
     __slots__ = (
-        "_ask", "_begun", "_due_at", "_errors", "_escalations", "_handovers", "_hedge_at", "_hedges", "_hedging",
-        "_held", "_launched", "_launched_before", "_lost", "_max_attempts", "_may_look", "_pending", "_placement",
-        "_provisional", "_reasons", "_resumed", "_resumption", "_successor", "_tried", "_watched", "_whole", "decision",
-        "done",
+        "_arrived_at", "_ask", "_beginning", "_begun", "_due_at", "_errors", "_escalations", "_handovers", "_hedge_at",
+        "_hedges", "_hedging", "_held", "_launched", "_launched_before", "_lost", "_max_attempts", "_may_look",
+        "_pending", "_placement", "_provisional", "_reasons", "_resumed", "_resumption", "_shown_unsure", "_successor",
+        "_tried", "_watched", "_whole", "decision", "done",
     )  # fmt: skip
 
     def __init__(
@@ -200,6 +222,9 @@ class RequestMachine:
         self._held = False  # no target is there, one may be at the next timer
         self._begun: int | None = None  # the attempt whose answer the caller sees already
         self._provisional: int | None = None  # the attempt whose unsure answer is in hand
+        self._beginning: HeldBeginning | None = None
+        self._shown_unsure: int | None = None  # the attempt whose beginning was shown though it was unsure
+        self._arrived_at = 0.0
         self._due_at = ask.deadline  # when that answer has to be given
         self._whole = ask  # `_ask` is what is left of it
         self._resumption = resumption
@@ -223,6 +248,7 @@ class RequestMachine:
         if decision.refusal is not None:
             return self._hold(decision.refusal, now) or [self._refuse(decision.refusal)]
         self._hedges.arrived()
+        self._arrived_at = now
         if self._escalations is not None:
             self._due_at = provisional_due_at(now, self._ask.deadline)
         if self._handovers is not None:
@@ -238,6 +264,8 @@ class RequestMachine:
         promised_at = now + accepted.finish_in_s + candidate.link_s / 2
         watched = watched._replace(promised_at=promised_at)
         self._watched[attempt] = watched
+        if self._beginning is not None:
+            return []
         if attempt != len(self._launched) - 1 or not self._may_look or now + EARLY_S >= self._ask.deadline:
             return []
         look_at = self._hedges.second_look(self._ask, watched, now)
@@ -256,6 +284,7 @@ class RequestMachine:
         if self._begun is not None:
             return self._take_over(attempt, self._begun, now)
         self._begun, self._hedge_at = attempt, None
+        self._beginning = self._provisional = None
         losers: list[Action] = [Cancel(one) for one in sorted(self._pending) if one != attempt]
         self._pending = {attempt}
         if self._resumption is not None:
@@ -265,6 +294,32 @@ class RequestMachine:
             if self._handovers is not None:
                 self._hedge_at = min(self._hedge_at, now + HANDOVER_LOOK_S)
         return [*losers, self._wake()]
+
+    def held(self, attempt: int, now: float) -> list[Action]:
+        """The first token of this attempt's answer is here, and is held back with those that come."""
+        if self.done or attempt not in self._pending or self._begun is not None:
+            return []
+        if self._beginning is not None or self._provisional is not None or self._escalations is None:
+            return []  # there is something in hand already
+        by = judged_by(self._launched[attempt], self._escalations.window, now)
+        self._beginning = HeldBeginning(attempt, min(by, self._window_ends_at()))
+        self._hedge_at = None
+        return self._show(self._beginning, now) if now + EARLY_S >= self._beginning.due_at else [self._wake()]
+
+    def judged(self, attempt: int, confidence: float | None, now: float) -> list[Action]:
+        """So many tokens are held as judge an answer. `confidence`: as in `answered`."""
+        if self.done or attempt not in self._pending or self._begun is not None or self._escalations is None:
+            return []
+        if self._escalations.judge(confidence):
+            return [Show(attempt), *self.begun(attempt, now)]
+        unsure, self._provisional = self._launched[attempt].variant, None
+        self._beginning = HeldBeginning(attempt, self._window_ends_at(), is_unsure=True)
+        dropped = self._drop_pointless(unsure, but=attempt)
+        if now + EARLY_S >= self._beginning.due_at:
+            return [*dropped, *self._show(self._beginning, now)]
+        if len(self._pending) > 1:
+            return [*dropped, self._wake()]
+        return [*dropped, *self._escalate(attempt, self._escalations, now)]
 
     def differed(self, attempt: int, now: float) -> list[Action]:
         """A successor's tokens are others than those that the caller has: it can go on with nothing."""
@@ -278,6 +333,8 @@ class RequestMachine:
             self._pending.discard(attempt)
             return self._go_on_alone(now)
         self._pending.discard(attempt)
+        if self._beginning is not None and self._beginning.attempt == attempt:
+            return self._whole_of_beginning(self._beginning, now, confidence)
         if self._lost is not None:
             self._note_resumed(self._launched[attempt], now)  # the rest came at once, or there was none
         if self._escalations is None or self._begun is not None or self._escalations.judge(confidence):
@@ -297,6 +354,8 @@ class RequestMachine:
             return [*self._drop_successor(gone=True), *self._go_on(error, now)]
         if isinstance(error, Disconnected):
             self._tried.remove(self._launched[attempt].target.id)
+        if self._beginning is not None:
+            return self._failed_beside(self._beginning, attempt, error, now)
         if self._pending:
             return self._look_sooner(now)
         if self._provisional is not None:
@@ -310,6 +369,8 @@ class RequestMachine:
         if self.done:
             return []
         due = now + EARLY_S
+        if self._beginning is not None:
+            return self._show(self._beginning, now) if due >= self._beginning.due_at else [self._wake()]
         if self._provisional is not None:
             return self._give(self._provisional) if due >= self._due_at else [self._wake()]
         if due >= self._ask.deadline:
@@ -374,7 +435,7 @@ class RequestMachine:
         if resumption.why_never(None, len(self._resumed)):
             return None
         decision = self._place_rest(attempt, resumption, now)
-        if decision.chosen is None or (trouble.why == STALLED and _shown_in_s(decision.chosen) > trouble.silent_s):
+        if decision.chosen is None or (trouble.why == STALLED and shown_in_s(decision.chosen) > trouble.silent_s):
             return None
         self._pending.discard(attempt)
         self._resume(attempt, trouble.why, Unreachable(words), decision)
@@ -533,9 +594,10 @@ class RequestMachine:
         self._tried.append(chosen.offered.target.spec.id)
         self._reasons.append(reason)
         self._pending.add(attempt)
-        self._watched.append(PendingAttempt(chosen, now, None, reason == PROBE, other))
+        self._watched.append(PendingAttempt(chosen, now, None, reason == PROBE, decision.best_apart() or other))
         # A provisional answer is insurance enough. After the one hedge a request may still move (`_hedge`).
-        self._may_look = may_look = self._provisional is None and len(self._launched) < self._max_attempts
+        is_insured = self._provisional is not None or self._beginning is not None
+        self._may_look = may_look = not is_insured and len(self._launched) < self._max_attempts
         self._hedge_at = self._hedges.first_look(self._ask, chosen, other, now) if other and may_look else None
         answered = 0 if self._lost is None or self._resumption is None else len(self._resumption.answer)
         return [Launch(attempt, chosen, decision.ask.units, answered), self._wake()]
@@ -543,6 +605,8 @@ class RequestMachine:
     def _hedge(self, now: float) -> list[Action]:
         latest = max(self._pending)  # only a launch sets the timer that leads here, and the last end sets it anew
         watched = self._watched[latest]
+        if self._is_overdue(latest, now):
+            self._hedges.overdue(watched, now)
         decision, is_apart = self._place_beside(now)
         hedge = self._hedges.plan(self._ask, watched, decision, now)
         is_due = hedge is not None and hedge.at <= now + EARLY_S
@@ -597,25 +661,84 @@ class RequestMachine:
 
     def _unsure(self, attempt: int, escalations: Escalations, now: float) -> list[Action]:
         """Keep the answer, and escalate the request to a better variant if one has time for it."""
-        self._provisional, self._hedge_at = attempt, None
-        variant = self._launched[attempt].variant
-        pointless = [one for one in sorted(self._pending) if not is_lesser(variant, than=self._launched[one].variant)]
-        self._pending.difference_update(pointless)
-        dropped: list[Action] = [Cancel(one) for one in pointless]
+        self._provisional, self._beginning, self._hedge_at = attempt, None, None
+        dropped = self._drop_pointless(self._launched[attempt].variant)
         if now + EARLY_S >= self._due_at:
             return [*dropped, *self._give(attempt)]
         if self._pending:
             return [*dropped, self._wake()]
         return [*dropped, *self._escalate(attempt, escalations, now)]
 
-    def _escalate(self, provisional: int, escalations: Escalations, now: float) -> list[Action]:
-        raised = escalations.raised(self._ask, self._launched[provisional].variant)
+    def _drop_pointless(self, unsure: VariantOffer, *, but: int | None = None) -> list[Action]:
+        """Cancel what is under way of no better a variant than the one that was not sure."""
+        pointless = [
+            one
+            for one in sorted(self._pending)
+            if one != but and not is_lesser(unsure, than=self._launched[one].variant)
+        ]
+        self._pending.difference_update(pointless)
+        return [Cancel(one) for one in pointless]
+
+    def _escalate(self, unsure: int, escalations: Escalations, now: float) -> list[Action]:
+        """Ask a better variant than that of an attempt whose answer, or its beginning, is in hand; or give that."""
+        raised = escalations.raised(self._ask, self._launched[unsure].variant)
         if raised is None or not self._may_launch(now):
-            return self._give(provisional)
+            return self._settle(unsure, now)
         decision = self._placement.decide(raised, now, self._tried)
-        if not escalations.is_promising(decision, self._due_at) or not escalations.may_escalate():
-            return self._give(provisional)
+        if self._ask.generation is None:
+            is_promising = escalations.is_promising(decision, self._due_at)
+        else:
+            due_at = provisional_due_at(self._arrived_at, self._ask.deadline)
+            until = awaited_until(decision, self._window_ends_at(), due_at)
+            is_promising = until is not None and not escalations.is_suspended()
+            if until is not None and self._beginning is not None:
+                self._beginning = self._beginning._replace(due_at=until)
+            elif until is not None:
+                self._due_at = until
+        if not is_promising or not escalations.may_escalate():
+            return self._settle(unsure, now)
         return self._launch(decision, now, "escalated")
+
+    def _settle(self, unsure: int, now: float) -> list[Action]:
+        """Nothing better comes: what is in hand is given."""
+        return self._give(unsure) if self._beginning is None else self._show(self._beginning, now)
+
+    # an answer whose beginning is held back
+
+    def _window_ends_at(self) -> float:
+        return window_ends_at(self._ask, self._arrived_at)
+
+    def _show(self, held: HeldBeginning, now: float) -> list[Action]:
+        """The beginning that is in hand is the answer's, whatever was thought of it."""
+        if now + EARLY_S >= self._ask.deadline:  # nobody is shown what is broken off in the same breath
+            return [self._refuse(_too_late(self._ask, self._errors)), *self._finish()]
+        if held.is_unsure:
+            self._shown_unsure = held.attempt
+        return [Show(held.attempt), *self.begun(held.attempt, now)]
+
+    def _whole_of_beginning(self, held: HeldBeginning, now: float, confidence: float | None) -> list[Action]:
+        """The answer whose beginning is held ended. Args: confidence: of the whole, if it had not been judged."""
+        self._beginning = None
+        assert self._escalations is not None
+        if not held.is_unsure:
+            self._due_at = min(self._due_at, self._window_ends_at())
+            is_sure = self._escalations.judge(confidence)
+            return self._give(held.attempt) if is_sure else self._unsure(held.attempt, self._escalations, now)
+        self._provisional, self._due_at = held.attempt, held.due_at
+        return [self._wake()] if self._pending else self._give(held.attempt)
+
+    def _failed_beside(self, held: HeldBeginning, attempt: int, error: ServeError, now: float) -> list[Action]:
+        """An attempt failed while a beginning is held: its own, or another one's."""
+        if attempt != held.attempt:
+            is_alone = held.is_unsure and self._pending == {held.attempt}
+            return self._show(held, now) if is_alone else []
+        self._beginning = None
+        if self._pending:
+            self._hedge_at = now  # what is left is insured no longer
+            return [self._wake()]
+        if not self._may_launch(now) or not all(_another_may_do_better(error) for _, error in self._errors):
+            return [self._refuse(_last_word(self._ask, self._errors))]
+        return self._fall_back(error, now)
 
     def _give(self, attempt: int) -> list[Action]:
         """The end, with this attempt's answer."""
@@ -633,7 +756,7 @@ class RequestMachine:
             fallback=reason == "fallback",
             degraded=is_degraded_answer(candidate.variant, demanded=bool(self._ask.variant))
             or (attempt > 0 and is_lesser(candidate.variant, than=self._launched[0].variant)),
-            provisional=attempt == self._provisional,
+            provisional=attempt in (self._provisional, self._shown_unsure),
             resumed=tuple(self._resumed),
         )
 
@@ -645,6 +768,8 @@ class RequestMachine:
 
     def _wake(self) -> WakeAt:
         end, hedge_at = self._ask.deadline if self._provisional is None else self._due_at, self._hedge_at
+        if self._beginning is not None:
+            end = self._beginning.due_at
         return WakeAt(end if hedge_at is None or hedge_at > end else hedge_at)
 
     def _refuse(self, error: ServeError) -> Refuse:
@@ -677,12 +802,6 @@ class _Lost(NamedTuple):
     attempt: int
     why: str
     error: ServeError
-
-
-def _shown_in_s(candidate: Candidate) -> float:
-    """In how many seconds a generation's next token is expected from there."""
-    tokens = candidate.tokens
-    return candidate.link_s + candidate.wait_s + (candidate.compute_s if tokens is None else tokens.first_s)
 
 
 def _first_by(ask: Ask) -> float | None:

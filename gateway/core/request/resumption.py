@@ -200,6 +200,12 @@ class Resumption:
         return f"<Resumption of {self.terms.prompt_tokens}+{self.terms.max_tokens} tokens, {self.answer!r}>"
 
 
+def shown_in_s(candidate: Candidate) -> float:
+    """In how many seconds a generation's next token is expected from there."""
+    tokens = candidate.tokens
+    return candidate.link_s + candidate.wait_s + (candidate.compute_s if tokens is None else tokens.first_s)
+
+
 def patience_s(candidate: Candidate) -> float:
     """How long its target may be silent between two tokens."""
     if candidate.target.ejected:

@@ -28,6 +28,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "unknown key of the gateway": ({"models": CLAIM, "gateway": {"config": {"http_prot": 8000}}}, "http_prot"),
     "unknown key in a section": ({"models": CLAIM, "gateway": {"config": {"limits": {"max_rnk": 3}}}}, "max_rnk"),
     "value of the pool": ({"models": CLAIM, "pool": {"config": {"precision": "fp8"}}}, "precision"),
+    "several servers in a pod": ({"models": CLAIM, "pool": {"config": {"servers": 2}}}, "pool.config.servers"),
     "one name for two gateways": (
         {"models": CLAIM, "tls": {"mode": "secret", "secret": {"gateway": "a", "pool": "b"}}}, "gateway.replicas"
     ),

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,9 @@ import openai
 import pytest
 from msgspec.structs import replace
 
-from cloud_pool.app import PoolApp
-from cloud_pool.config import PoolConfig
-from edge_agent.app import EdgeApp
-from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
-from gateway.config.gateway import GatewayConfig
-from gateway.config.targets import TargetConfig
+from tests.support.pool.edge_and_pool import edge_and_pool
 from tests.support.stepping import run_one
-from tidegate.config import load
 from tidegate.engines.engine import load_generative_engine
 from tidegate.engines.generation.limits import GenerationLimits, limits_of
 from tidegate.generate.request import GenerateRequest
@@ -74,26 +66,6 @@ def invariant(variant: Variant) -> Variant:
     if variant.engine != "transformers" or variant.generation is None:
         return variant
     return replace(variant, generation=replace(variant.generation, batch_invariant=True))
-
-
-@asynccontextmanager
-async def everything(models: Path, folder: Path) -> AsyncIterator[Gateway]:
-    """A gateway, an edge and a pool."""
-    async with AsyncExitStack() as stack:
-        common: dict[str, Any] = {"grpc_port": 0, "model_repository": models, "warmup_budget_s": 2.0}
-        keys = {"http_port": None, "state_dir": folder / "state", "threads": 1}
-        edge = await stack.enter_async_context(EdgeApp(load(EdgeConfig, name="till", **keys, **common)))
-        keys = {"device": "cpu", "threads": 1, "precision": "bf16"}
-        pool = await stack.enter_async_context(PoolApp(load(PoolConfig, name="main", **keys, **common)))
-        targets = (
-            TargetConfig(name="till", tier="edge", address=edge.addresses["grpc"]),  # type: ignore[call-arg]
-            TargetConfig(name="main", tier="pool", address=pool.address),  # type: ignore[call-arg]
-        )
-        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "admin_port": 0}
-        words: dict[str, Any] = {"model_repository": models, "advertised_networks": ("127.0.0.0/8",), **ports}
-        gateway = await stack.enter_async_context(Gateway(GatewayConfig(targets=targets, **words)))
-        await gateway.static_targets_tried(60.0)
-        yield gateway
 
 
 async def through_the_gateway(gateway: Gateway, variant: str) -> list[str]:
@@ -155,9 +127,9 @@ async def test_a_task_has_the_same_score_through_the_gateway_and_on_the_bare_mod
 ) -> None:
     manifest = next(one for one in Repository(models).manifests() if one.name == MODEL)
     served: dict[str, list[str]] = {}
-    async with everything(models, tmp_path) as gateway:
+    async with edge_and_pool(models, tmp_path) as serving:
         for variant in manifest.variants:
-            served[variant.name] = await through_the_gateway(gateway, variant.name)
+            served[variant.name] = await through_the_gateway(serving.gateway, variant.name)
     for variant in manifest.variants:
         alone = await bare(models, manifest, variant)
         assert served[variant.name] == alone, variant.name

@@ -48,11 +48,21 @@ class Talker(CountingTarget):
     """Args:
     mishaps: of its attempts, in order; those after the last are well.
     salt: another one makes other tokens of the same beginning.
+    logprobs: none where it gives none.
     """
 
-    def __init__(self, id: str, mishaps: Iterable[Mishap] = (), *, step_s: float = STEP_S, salt: int = 0) -> None:
+    def __init__(
+        self,
+        id: str,
+        mishaps: Iterable[Mishap] = (),
+        *,
+        step_s: float = STEP_S,
+        salt: int = 0,
+        logprobs: Sequence[float] = (),
+    ) -> None:
         super().__init__(id)
         self.step_s = step_s
+        self.logprobs = logprobs  # of its tokens, over and over, where they are asked for
         self.salt = salt
         self.mishaps = list(mishaps)
         self.asked: list[GenerateRequest] = []
@@ -65,7 +75,7 @@ class Talker(CountingTarget):
         asked = generate_request(request, default_max_tokens=64)
         self.asked.append(asked)
         mishap = self.mishaps.pop(0) if self.mishaps else Mishap()
-        talk, sink = Talk(asked, self.tokens, self.salt), self.tokens
+        talk, sink = Talk(asked, self.tokens, self.salt, self.logprobs), self.tokens
         try:
             while talk.reason is None:
                 if mishap.what and len(talk.ids) >= mishap.after:
@@ -99,8 +109,11 @@ class Talker(CountingTarget):
 class Talk:
     """One attempt's tokens, within its reader's credit."""
 
-    def __init__(self, asked: GenerateRequest, sink: TokenSink | None, salt: int = 0) -> None:
+    def __init__(
+        self, asked: GenerateRequest, sink: TokenSink | None, salt: int = 0, logprobs: Sequence[float] = ()
+    ) -> None:
         self._salt = salt
+        self._logprobs = () if asked.logprobs is None else logprobs
         self.ids: list[int] = []
         self.reason: FinishReason | None = None
         self._asked = asked
@@ -123,7 +136,9 @@ class Talk:
         self._sum = zlib.crc32(struct.pack("<i", token), self._sum)
         self.ids.append(token)
         if self._sink is not None:
-            self._sink.put(TokenBatch(len(self.ids) - 1, (token,)))
+            at = len(self.ids) - 1
+            logprobs = (self._logprobs[at % len(self._logprobs)],) if self._logprobs else ()
+            self._sink.put(TokenBatch(at, (token,), logprobs))
         if len(self.ids) >= self._asked.max_tokens:
             self.reason = "length"
 
@@ -162,8 +177,11 @@ class TalkScene:
         *talkers: Talker,
         offers: dict[str, VariantOffer] | None = None,
         handovers: HandoverPolicy | None = None,
+        manifest: Manifest = TALKER,
+        overloaded: Callable[[], bool] = lambda: False,
     ) -> None:
         now = clock.now()
+        self.manifest = manifest
         self.talkers = {talker.id: talker for talker in talkers}
         self.fleet = Fleet(lambda model, version: "tokens")
         for talker in talkers:
@@ -171,7 +189,12 @@ class TalkScene:
             self.is_up(talker.id, (offers or {}).get(talker.id, PACED))
             talker.leave = lambda id=talker.id: self.leaves(id)  # type: ignore[misc]
         self.dispatcher = Dispatcher(
-            Placer(self.fleet), self.talkers, self._manifest, draw=lambda: 0.5, handovers=handovers
+            Placer(self.fleet),
+            self.talkers,
+            self._manifest,
+            draw=lambda: 0.5,
+            handovers=handovers,
+            overloaded=overloaded,
         )
 
     def is_up(self, id: str, variant: VariantOffer = PACED) -> None:
@@ -182,7 +205,7 @@ class TalkScene:
         self.fleet.fold(LinkDown(id, "leaving: shutdown", True), clock.now())
 
     def _manifest(self, name: str, version: str) -> Manifest:
-        return TALKER
+        return self.manifest
 
     def call(self, tokens: TokenSink | None, *, max_tokens: int = 40, budget_s: float = 60.0, **words: object) -> Call:
         now = clock.now()

@@ -22,14 +22,15 @@ from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.escalation import provisional_due_at
 from gateway.core.request.hedge_by_chance import failure_domain
 from gateway.core.request.hedging import EARLY_S
-from gateway.core.request.machine import HOLD_S, Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
+from gateway.core.request.machine import HOLD_S, Action, Answer, Cancel, Launch, Refuse, RequestMachine, Show, WakeAt
 from tidegate.outcome import DeadlineExceeded
 from tidegate.placement_pin import INSIDE
 
 _EVENTS: Final = (
     "arrived", "accepted", "answered", "unsure", "failed", "refused", "timer", "cancelled", "old news", "begun",
+    "held", "doubted",
 )  # fmt: skip
-_ACTIONS: Final = {Launch: 100, WakeAt: 101, Cancel: 102, Answer: 103, Refuse: 104}
+_ACTIONS: Final = {Launch: 100, WakeAt: 101, Cancel: 102, Answer: 103, Refuse: 104, Show: 105}
 
 
 class Event(NamedTuple):
@@ -54,15 +55,18 @@ class Life:
         "_max_attempts",
         "_moved_from",
         "_promised",
+        "_shown",
         "_targets",
         "_unsure",
         "_used",
         "arrived_at",
         "ask",
         "attempts",
+        "doubted",
         "end",
         "has_begun",
         "held",
+        "hides",
         "launched",
         "left",
         "machine",
@@ -94,7 +98,10 @@ class Life:
         self._hedges = 0
         self._moved_from: TargetView | None = None
         self._promised: set[int] = set()  # attempts that were acknowledged
-        self._unsure: list[int] = []  # attempts whose answers are in hand
+        self._unsure: list[int] = []  # attempts whose answers, or their beginnings, are in hand
+        self.hides: set[int] = set()  # attempts whose beginnings are held back, or were
+        self.doubted: set[int] = set()  # of those, the ones that were judged unsure
+        self._shown: int | None = None  # of those, the one that was shown all the same
         self._used = -1
 
     @property
@@ -113,11 +120,12 @@ class Life:
         self.note(event.kind, event.number)
         assert not self.over, f"{event.kind} after the end reached the machine"
         self.left = event.kind == "cancelled"
-        if event.kind == "unsure":
+        if event.kind in ("unsure", "doubted") and event.number not in self._unsure:
             self._unsure.append(event.number)
+        if event.kind in ("failed", "refused") and event.number in self._unsure:
+            self._unsure.remove(event.number)  # it was a beginning
         if event.kind == "begun":
-            self.has_begun = True
-            self.words.append("begun")
+            self._begins()
         if event.kind == "accepted":
             self._promised.add(event.number)
         if event.cut:
@@ -133,10 +141,14 @@ class Life:
                 case WakeAt(at):
                     assert not self.over, "no timer is set after the end"
                     assert at <= self.ask.deadline, "no timer is later than the deadline"
-                case Cancel(attempt, hopeless):
+                case Cancel(attempt, hopeless=hopeless):
                     assert attempt in under_way, "only what is under way is cancelled, and once"
                     under_way.discard(attempt)
                     moves, self._moved_from = hopeless, self.launched[attempt].target
+                case Show(attempt):
+                    assert attempt in under_way and attempt in self.hides, "what is shown was held back"
+                    self._shown = attempt if attempt in self.doubted else None
+                    self._begins()
                 case Answer():
                     self._answers(action, event)
                 case Refuse():
@@ -144,6 +156,11 @@ class Life:
         assert not self.has_begun or len(under_way) <= 1, "nobody is under way beside the one that the caller sees"
         assert not moves, "who is taken out of a queue is sent elsewhere in the same breath"
         self._check_progress(actions, event, under_way)
+
+    def _begins(self) -> None:
+        self.has_begun = True
+        self.words.append("begun" if self._shown is None else "shown unsure")
+        self._unsure.clear()
 
     def _launches(self, attempt: int, candidate: Candidate, event: Event, under_way: set[int], moves: bool) -> None:
         assert not self.over, "nothing is launched after the end"
@@ -158,7 +175,7 @@ class Life:
                 self._move(candidate, event, under_way)
             case "timer" | "accepted":
                 self._hedge(candidate, event)
-            case "unsure":
+            case "unsure" | "doubted":
                 self._escalate(candidate, event, under_way)
             case _:
                 assert event.kind in ("arrived", "failed", "refused"), f"{event.kind} launched something"
@@ -174,6 +191,7 @@ class Life:
         is_apart = self._hedges == 2 and len(self.launched) == 2 and candidate.target.spec.tier not in before
         assert self._hedges == 1 or is_apart, "one hedge a request, and a second to another tier than two that owe"
         assert not self._unsure, "an answer in hand is insurance enough"
+        assert not self.hides & set(self.attempts), "nor is a beginning silence"
         if isinstance(self.places.placer, UtilityPlacer):
             self._helps(candidate, event)
         else:
@@ -186,6 +204,8 @@ class Life:
         assert self._moved_from is not None
         if self._moved_from.progress.is_stalled(event.now):
             return  # at every load, and whatever else is under way: nothing is computed there
+        if self._moved_from.siblings.trust(self._moved_from.id, event.now) < 1.0:
+            return
         if self._moved_from.link.silent_since is not None and self._moved_from.link.trust(event.now) <= LOST:
             return  # nor is anything answered from there
         assert not under_way and not self._hedges, "who has a hedge beside it is not moved"
@@ -201,15 +221,16 @@ class Life:
     def _escalate(self, candidate: Candidate, event: Event, under_way: set[int]) -> None:
         self.words.append("escalations")
         unsure = self.launched[event.number].variant
-        assert not under_way, "nothing is launched beside what is better already"
+        assert under_way <= {event.number}, "nothing is launched beside what is better already"
         assert not event.overloaded, "no escalation in overload"
         assert not self.ask.variant and self.ask.pin == "any"
         assert (candidate.variant.quality or 0.0) > (unsure.quality or inf), "only a better variant is worth it"
 
     def _refuses(self, end: Refuse, event: Event) -> None:
         self._ends(end)
-        assert not self._unsure, "an error never beats an answer in hand"
-        if event.kind == "timer":
+        assert not [one for one in self._unsure if one not in self.attempts], "an error never beats an answer in hand"
+        is_over = bool(self.hides & set(self.attempts)) and event.now + EARLY_S >= self.ask.deadline
+        if event.kind == "timer" or is_over:
             assert event.now + EARLY_S >= self.ask.deadline, "nobody is given up before the deadline"
             assert isinstance(end.error, DeadlineExceeded)
         else:
@@ -217,7 +238,9 @@ class Life:
 
     def _answers(self, end: Answer, event: Event) -> None:
         self._ends(end)
-        if end.route.provisional:
+        if self._shown is not None:
+            assert end.route.provisional and end.attempt == self._shown, "what was shown is declared"
+        elif end.route.provisional:
             assert end.attempt == self._unsure[-1], "the better of two unsure answers is given"
             assert event.kind in ("unsure", "failed", "refused", "timer")
         else:
@@ -248,7 +271,9 @@ class Life:
         self._check_timer(wakes, event)
         if self._unsure:
             given = self.launched[self._unsure[-1]].variant
-            assert all(is_lesser(given, than=self.launched[one].variant) for one in under_way), "only better ones wait"
+            assert all(is_lesser(given, than=self.launched[one].variant) for one in under_way - {self._unsure[-1]}), (
+                "only better ones wait"
+            )
 
     def _check_held(self, wakes: list[float], event: Event, under_way: set[int]) -> None:
         self.held = "" if under_way else event.kind

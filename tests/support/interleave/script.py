@@ -26,7 +26,7 @@ HAPPENINGS: Final[dict[Happening, int]] = {
     World.time_passes: 16,
     World.request_arrives: 9,
     World.attempt_is_accepted: 12,
-    World.attempt_begins: 2,
+    World.attempt_begins: 4,
     World.attempt_answers: 10,
     World.attempt_fails: 6,
     World.timer_rings: 7,

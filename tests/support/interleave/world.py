@@ -149,12 +149,30 @@ class World:
         self._perform(life, life.machine.accepted(number, accepted, self.now), "accepted", number)
 
     def attempt_begins(self, x: float, y: float, z: float) -> None:
-        """The first part of an answer that comes in parts; a model that is judged gives none."""
-        if self._escalations is not None or (picked := self._under_way(x)) is None:
+        """The first part of an answer that comes in parts, or enough to judge it where its beginning is held back."""
+        if (picked := self._under_way(x)) is None:
             return
         life, number = picked
-        if not life.has_begun:
-            self._perform(life, life.machine.begun(number, self.now), "begun", number)
+        machine = life.machine
+        if life.has_begun or number in life.doubted:
+            return
+        if self._escalations is None or (y < 0.3 and number not in life.hides):
+            self._perform(life, machine.begun(number, self.now), "begun", number)
+        elif number not in life.hides:
+            life.hides.add(number)
+            self._perform(life, machine.held(number, self.now), "held", number)
+        else:
+            confidence = pick(draws.CONFIDENCES, again(z, 31))
+            self._earns(confidence)
+            sure = confidence is None or confidence >= draws.SURE
+            if not sure:
+                life.doubted.add(number)
+            kind = "begun" if sure else "doubted"
+            self._perform(life, machine.judged(number, confidence, self.now), kind, number)
+
+    def _earns(self, confidence: float | None) -> None:
+        if confidence is not None and self._escalation_purse is not None:
+            self._escalation_purse.earn()
 
     def attempt_answers(self, x: float, y: float, z: float) -> None:
         if (picked := self._under_way(x)) is None:
@@ -171,12 +189,14 @@ class World:
         link_s = attempt.answered(stages, load, self.now, pick((0, 100, 50_000), again(z, 7)))
         assert 0.0 <= link_s <= took_s, "the link's share is a share of the whole"
         self._over(life, number)
-        self._judged(life, number, pick(draws.CONFIDENCES, again(z, 31)) if self._escalations else None)
+        is_judged = self._escalations and not life.has_begun and number not in life.doubted
+        self._judged(life, number, pick(draws.CONFIDENCES, again(z, 31)) if is_judged else None)
 
     def _judged(self, life: Life, number: int, confidence: float | None) -> None:
-        if confidence is not None and self._escalation_purse is not None:
-            self._escalation_purse.earn()
+        self._earns(confidence)
         sure = confidence is None or confidence >= draws.SURE
+        if number in life.doubted and not life.has_begun:
+            sure = False
         self._perform(
             life, life.machine.answered(number, self.now, confidence), "answered" if sure else "unsure", number
         )
@@ -214,7 +234,7 @@ class World:
         machine, now = life.machine, self.now
         actions = [*machine.answered(number, now), *machine.failed(number, pick(draws.FAILURES, z), now)]
         actions += machine.accepted(number, Accepted(0, pick(draws.PROMISES_S, z)), now)
-        actions += machine.begun(number, now)
+        actions += [*machine.begun(number, now), *machine.held(number, now), *machine.judged(number, 0.0, now)]
         if machine.done:
             actions += [*machine.timer(now), *machine.cancelled(now)]
         assert not actions, f"old news of attempt {number} led to {actions}"
@@ -334,7 +354,7 @@ class World:
                     self._launch(life, action)
                 case WakeAt(at):
                     life.wake_at = at
-                case Cancel(cancelled, hopeless):
+                case Cancel(cancelled, hopeless=hopeless):
                     attempt = life.attempts[cancelled]
                     self._ends(attempt, "moved" if hopeless else "cancelled")
                     attempt.cancelled(self.now, hopeless=hopeless)
@@ -345,10 +365,10 @@ class World:
 
     def _pays(self, event: str) -> None:
         """A first attempt earns, what was refused or promised late is placed again for nothing, all others are paid."""
-        quota = self._escalation_purse if event == "unsure" else self._hedging_purse
+        quota = self._escalation_purse if event in ("unsure", "doubted") else self._hedging_purse
         if quota is not None and event == "arrived":
             quota.earn()
-        elif quota is not None and event in ("failed", "timer", "accepted", "unsure"):
+        elif quota is not None and event in ("failed", "timer", "accepted", "unsure", "doubted"):
             quota.spend()
 
     def _launch(self, life: Life, launch: Launch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.models.generative import COST, TALKER, talker
-from tidegate.models.generative import GenerationCost
+from tidegate.models.generative import CommitWindow, GenerationCost
 from tidegate.models.manifest import Cost, Manifest, TensorSpec
 from tidegate.models.repository import manifest_text, parse_manifest
 from tidegate.models.validate import problems
@@ -45,6 +45,10 @@ def priced(**changes: Any) -> Manifest:
         (talker(stop_tokens=(1000,)), "generative.stop_tokens"),
         (talker(default_max_tokens=513), "generative.default_max_tokens: 513"),
         (talker(default_ttft_s=0.0), "generative.default_ttft_s: 0"),
+        (talker(commit_window=CommitWindow(0.0)), "generative.commit_window.threshold: 0 must be above 0"),
+        (talker(commit_window=CommitWindow(0.5, 65)), "generative.commit_window.tokens: 65 must be from 1 to 64"),
+        (talker(commit_window=CommitWindow(0.5, max_share=1.5)), "generative.commit_window.max_share: 1.5 must be"),
+        (talker(commit_window=CommitWindow(0.5)), "generative.commit_window: no variant of the edge is outdone"),
         (talker(default_tpot_s=float("inf")), "generative.default_tpot_s: inf"),
         (priced(prefill_ms=-1.0), "generation.prefill_ms: -1"),
         (priced(context_us=float("nan")), "generation.context_us: nan"),

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tidegate.models.repository import Repository
 from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
+
+if TYPE_CHECKING:
+    from tidegate.tools.build.evaluate.calibrate import CalibrationResult
+    from tidegate.tools.build.evaluate.threshold import CalibrationGoal
 
 
 class ShareParam(click.ParamType[float]):
@@ -36,7 +41,23 @@ class ShareParam(click.ParamType[float]):
     type=click.Path(path_type=Path),
     help="An .npz with an array per input, named like it, and `labels`: a row per sample. The digits bring their own.",
 )
-@click.option("--measure", type=click.Choice(["margin", "entropy", "top1"]), help="How to read confidence.")
+@click.option(
+    "--tasks",
+    type=click.Path(path_type=Path),
+    help='For a model that generates: a file of JSON lines, {"prompt": "…", "answer": "…"}.',
+)
+@click.option(
+    "--measure",
+    type=click.Choice(["margin", "entropy", "top1", "mean", "least"]),
+    help="How to read confidence; mean and least are of tokens' probabilities.",
+)
+@click.option("--tokens", type=click.IntRange(1, 64), help="Tokens of a beginning that are judged; 8 by default.")
+@click.option(
+    "--match",
+    type=click.Choice(["contains", "starts", "equals"]),
+    help="When a text is right: it contains the answer (the default), starts with it, or equals it.",
+)
+@click.option("--max-tokens", type=click.IntRange(1, 4096), help="Longest answer to a task; 64 by default.")
 @click.option("--output", metavar="NAME", help="The output to read it from; the first by default.")
 @click.option("--softmax/--no-softmax", default=None, help="Whether that output holds scores, not probabilities.")
 @click.option("--version", default="", help="Which version; the highest by default.")
@@ -49,6 +70,7 @@ def calibrate(
     escalate: float | None,
     accuracy: float | None,
     data: Path | None,
+    tasks: Path | None,
     version: str,
     repository: Path,
     dry_run: bool,
@@ -61,28 +83,25 @@ def calibrate(
     shows what it does. A gateway takes less sure answers to the pool while there is time. It reads manifests when it
     starts.
 
+    Of a model that generates, the first tokens of an answer are judged, before any of it is shown: give --tasks.
+
     \b
     Examples:
       tidegate model calibrate digits --escalate 10%
       tidegate model calibrate cnn --accuracy 99% --data validation.npz --softmax
+      tidegate model calibrate smollm2 --escalate 20% --tasks questions.jsonl --tokens 8
     """
     if (escalate is None) == (accuracy is None):
         raise click.UsageError("give one of --escalate and --accuracy")
-    with requires_extra("onnxruntime", "torch"):
-        from tidegate.tools.build.evaluate.calibrate import CalibrationOptions
-        from tidegate.tools.build.evaluate.calibrate import calibrate as find
+    with requires_extra("numpy"):
         from tidegate.tools.build.evaluate.calibration_report import as_values, as_words
         from tidegate.tools.build.evaluate.threshold import CalibrationGoal
     goal = CalibrationGoal("share", escalate) if escalate is not None else CalibrationGoal("accuracy", accuracy or 0.0)
-    found = find(
-        Repository(repository),
-        name,
-        goal,
-        version=version,
-        data=data,
-        wishes=CalibrationOptions(**wishes),
-        write=not dry_run,
-    )
+    models = Repository(repository)
+    if tasks is None:
+        found = _by_samples(models, name, goal, data, version, wishes, write=not dry_run)
+    else:
+        found = _by_tasks(models, name, goal, tasks, data, version, wishes, write=not dry_run)
     if not dry_run:
         record_in_trail(repository, "model-calibrated", found.manifest)
     if as_json:
@@ -94,3 +113,55 @@ def calibrate(
     click.echo(
         "nothing was written (--dry-run)" if dry_run else f"written to {place}; a gateway reads it when it starts"
     )
+
+
+def _by_samples(
+    models: Repository,
+    name: str,
+    goal: CalibrationGoal,
+    data: Path | None,
+    version: str,
+    wishes: dict[str, Any],
+    *,
+    write: bool,
+) -> CalibrationResult:
+    for option in ("tokens", "match", "max_tokens"):
+        if wishes.pop(option) is not None:
+            raise click.UsageError(f"--{option.replace('_', '-')} is of a model that generates: give --tasks")
+    if wishes["measure"] in ("mean", "least"):
+        raise click.UsageError(f"--measure {wishes['measure']} is of a model that generates: give --tasks")
+    with requires_extra("onnxruntime", "torch"):
+        from tidegate.tools.build.evaluate.calibrate import CalibrationOptions
+        from tidegate.tools.build.evaluate.calibrate import calibrate as find
+    return find(models, name, goal, version=version, data=data, wishes=CalibrationOptions(**wishes), write=write)
+
+
+def _by_tasks(
+    models: Repository,
+    name: str,
+    goal: CalibrationGoal,
+    tasks: Path,
+    data: Path | None,
+    version: str,
+    wishes: dict[str, Any],
+    *,
+    write: bool,
+) -> CalibrationResult:
+    from tidegate.tools.build.evaluate.calibrate_beginnings import WindowOptions, calibrate_beginnings
+
+    if data is not None:
+        raise click.UsageError("give one of --data and --tasks")
+    for option in ("output", "softmax"):
+        if wishes.pop(option) is not None:
+            raise click.UsageError(f"--{option} is of a classifier; --tasks is for a model that generates")
+    if wishes["measure"] in ("margin", "entropy", "top1"):
+        raise click.UsageError(f"--measure {wishes['measure']} is of a classifier; with --tasks it is mean or least")
+    given = {key: value for key, value in wishes.items() if value is not None}
+    with click.progressbar(length=1000, label=f"calibrating {name}", file=sys.stderr) as bar:
+
+        def progress(_what: str, done_ratio: float) -> None:
+            bar.update(int(1000 * done_ratio) - bar.pos)
+
+        return calibrate_beginnings(
+            models, name, goal, tasks, version=version, wishes=WindowOptions(**given), write=write, progress=progress
+        )

@@ -25,8 +25,8 @@ def release() -> None:
 
     \b
     Examples:
-      tidegate release verify dist/0.1.0 --key operator.pub
-      tidegate release sign dist/0.1.0 --key operator.key
+      tidegate release verify dist/0.2.0 --key operator.pub
+      tidegate release sign dist/0.2.0 --key operator.key
     """
 
 
@@ -46,9 +46,9 @@ def verify_command(
 
     \b
     Examples:
-      tidegate release verify dist/0.1.0 --key operator.pub
-      tidegate release verify dist/0.1.0 --key operator.pub --version 0.1.0
-      tidegate release verify dist/0.1.0 --checksums-only
+      tidegate release verify dist/0.2.0 --key operator.pub
+      tidegate release verify dist/0.2.0 --key operator.pub --version 0.2.0
+      tidegate release verify dist/0.2.0 --checksums-only
     """
     if bool(keys) == checksums_only:
         raise click.UsageError("give --key with the keys that you trust, or --checksums-only, and not both")
@@ -75,7 +75,7 @@ def sign_command(folder: Path, key_path: Path) -> None:
 
     \b
     Example:
-      tidegate release sign dist/0.1.0 --key operator.key
+      tidegate release sign dist/0.2.0 --key operator.key
     """
     key = read_key(key_path, "signing key", _MAKER)
     try:

@@ -40,7 +40,7 @@ def test_random_lives_break_no_rule_and_go_through_everything(lived: Lived) -> N
     assert len(lived.orders) > 300, "a life's own events, whatever happened to the others meanwhile"
     went_through = [name for name, times in lived.counts.items() if times >= 3]
     assert {"hedges", "fallbacks", "placed again", "escalations", "provisional", "degraded"} <= set(went_through)
-    assert {"moves", "cancelled attempts", "probes", "old news", "begun"} <= set(went_through)
+    assert {"moves", "cancelled attempts", "probes", "old news", "begun", "shown unsure"} <= set(went_through)
     assert {
         "end: answered",
         "end: left",

@@ -148,6 +148,7 @@ def test_a_changed_manifest_starts_who_mounts_it_again() -> None:
         (
             body("TidegateGateway", "a", modelsVolume=VOLUME, config={"grpc_port": 8000}), "InvalidConfig", "8000"
         ),
+        (body("TidegatePool", "a", modelsVolume=VOLUME, config={"servers": 2}), "InvalidConfig", "spec.config.servers"),
         (
             body("TidegateModel", "m", model="digits", version="2", manifest=MODEL["manifest"]),
             "InvalidManifest", "digits 1",

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from tidegate.arrays import array_to_tensor
 from tidegate.engines.engine import Engine, EngineError, load_engine
 from tidegate.models.confidence import ConfidenceMeasure
+from tidegate.models.generative import CommitWindow
 from tidegate.models.manifest import Confidence, Manifest, Measure, Quality, Variant, Where
 from tidegate.models.repository import Repository, save_manifest
 from tidegate.tools.build.errors import BuildError
@@ -37,8 +38,8 @@ from tidegate.tools.build.evaluate.threshold import (
 from tidegate.tools.build.samples import Samples, load_samples
 from tidegate.tools.build.staging import model_lock
 
-_LEAST_SAMPLES = 40
-_MOST_SAMPLES = 20_000
+LEAST_SAMPLES = 40
+MOST_SAMPLES = 20_000
 _LEAST_SHARE = 0.1  # `max_share` is at least this: a share of 1 % doubles by chance alone
 _SEED = 7
 # Models that come with data of their own: modules with `calibration_samples()` and `held_out_samples()`.
@@ -56,7 +57,10 @@ class CalibrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
-    """`manifest` has the new section; the outlooks are of the samples that chose it and of those that did not."""
+    """`manifest` has the new section; the outlooks are of the samples that chose it and of those that did not.
+
+    The section is `confidence`, or of a generating model its `commit_window`.
+    """
 
     manifest: Manifest
     edge: Variant
@@ -65,9 +69,11 @@ class CalibrationResult:
     held_out: ThresholdOutlook
 
     @property
-    def confidence(self) -> Confidence:
-        assert self.manifest.confidence is not None  # it was just calibrated
-        return self.manifest.confidence
+    def section(self) -> Confidence | CommitWindow:
+        generative = self.manifest.generative
+        found = self.manifest.confidence if generative is None else generative.commit_window
+        assert found is not None  # it was just calibrated
+        return found
 
 
 def calibrate(
@@ -87,6 +93,8 @@ def calibrate(
         ModelNotFound, RepositoryError: the model is not there, or its artefacts are not what its manifest says.
     """
     manifest = repository.manifest(name, version)
+    if manifest.generative is not None:
+        raise BuildError(f"{name_of(manifest)} generates: it is calibrated with a file of prompts and answers, --tasks")
     calibration, held_out = _samples(manifest, data)
     for variant in variants_of(manifest):
         repository.verify(manifest, variant)
@@ -126,9 +134,8 @@ def calibrate_manifest(
         )
     threshold = threshold_for(goal, graded[0])
     chosen, checked = (threshold_outlook(part, threshold) for part in graded)
-    share = min(1.0, max(_LEAST_SHARE, round(2 * chosen.escalated, 2)))
-    how = msgspec.structs.replace(how, threshold=threshold, max_share=share)
-    measured = _with_qualities(manifest, {edge.name: checked.edge, pool.name: checked.pool}, checked.samples)
+    how = msgspec.structs.replace(how, threshold=threshold, max_share=max_share(chosen))
+    measured = with_qualities(manifest, {edge.name: checked.edge, pool.name: checked.pool}, checked.samples)
     return CalibrationResult(msgspec.structs.replace(measured, confidence=how), edge, pool, chosen, checked)
 
 
@@ -139,6 +146,17 @@ def variants_of(manifest: Manifest) -> tuple[Variant, Variant]:
     if pool is None or not edges:
         raise BuildError(f"{name_of(manifest)} needs a variant for the edge and another for the pool to escalate to")
     return edges[0], pool
+
+
+def max_share(chosen: ThresholdOutlook) -> float:
+    """Twice the share that was seen."""
+    return min(1.0, max(_LEAST_SHARE, round(2 * chosen.escalated, 2)))
+
+
+def halves(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which of so many samples choose a threshold, and which show what it does: dealt at random from a fixed seed."""
+    order = np.random.default_rng(_SEED).permutation(count)
+    return order[: count // 2], order[count // 2 :]
 
 
 def name_of(manifest: Manifest) -> str:
@@ -169,7 +187,7 @@ def _how(manifest: Manifest, wishes: CalibrationOptions) -> Confidence:
 def _samples(manifest: Manifest, data: Path | None) -> tuple[Samples, Samples]:
     inputs = [spec.name for spec in manifest.inputs if not spec.optional]
     if data is not None:
-        return _halves(data, load_samples(data, inputs, most=_MOST_SAMPLES))
+        return _halves(data, load_samples(data, inputs, most=MOST_SAMPLES))
     module = _WITH_DATA.get(manifest.name)
     if module is None:
         raise BuildError(
@@ -194,10 +212,9 @@ def _halves(path: Path, samples: Samples) -> tuple[Samples, Samples]:
         raise BuildError(f"{path}: lacks the array `labels`, the right class of each sample")
     if samples.labels.ndim != 1 or samples.labels.dtype.kind not in "iu":
         raise BuildError(f"{path}: `labels` must be one whole number per sample, not {_described(samples.labels)}")
-    if count < _LEAST_SAMPLES:
-        raise BuildError(f"{path}: {count} samples are too few, at least {_LEAST_SAMPLES} are needed")
-    order = np.random.default_rng(_SEED).permutation(count)
-    first, second = (_chosen(samples, samples.labels, half) for half in (order[: count // 2], order[count // 2 :]))
+    if count < LEAST_SAMPLES:
+        raise BuildError(f"{path}: {count} samples are too few, at least {LEAST_SAMPLES} are needed")
+    first, second = (_chosen(samples, samples.labels, half) for half in halves(count))
     return first, second
 
 
@@ -227,7 +244,7 @@ def _right(answers: Sequence[NDArray[Any]], labels: NDArray[Any]) -> NDArray[np.
     return np.asarray(np.array(guesses) == labels)
 
 
-def _with_qualities(manifest: Manifest, accuracies: dict[str, float], samples: int) -> Manifest:
+def with_qualities(manifest: Manifest, accuracies: dict[str, float], samples: int) -> Manifest:
     """Accuracies for those of the two variants that have no quality yet; never two kinds of quality in one model."""
     if any(one.quality is not None for one in manifest.variants if one.name in accuracies):
         return manifest

@@ -15,11 +15,11 @@ Therefore positions are compared (`tidegate/generate/teacher_forcing.py`) and no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tidegate.engines.generation.limits import limits_of
 from tidegate.generate.request import MAX_LOGPROBS, GenerateRequest
@@ -28,7 +28,7 @@ from tidegate.generate.usage import Generated
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.outcome import ServeError
 from tidegate.runtime.process import StartError
-from tidegate.token_sink import TokenSink
+from tidegate.token_sink import TokenBatch, TokenSink
 from tidegate.tools.build.errors import BuildError
 from tidegate.workers.process import EngineSpec, WorkerProcess
 
@@ -47,6 +47,13 @@ def missing_runtime(variant: Variant) -> str:
     return f"{', '.join(missing)}: pip install 'tidegate[{extra}]'" if missing else ""
 
 
+class ScoredAnswer(NamedTuple):
+    """A greedy answer as token ids, and the natural logarithm of each one's probability."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
 class VariantWorker:
     """One variant in a worker process."""
 
@@ -61,6 +68,12 @@ class VariantWorker:
             KnownAnswer(tuple(prompt), one.ids, stopped=one.usage.finish_reason == "stop")
             for prompt, one in zip(prompts, done, strict=True)
         )
+
+    async def scored(self, prompt: Sequence[int], max_tokens: int) -> ScoredAnswer:
+        """Its greedy answer, with the logarithm of each token's probability. Raises ServeError."""
+        sink = _LogprobSink(max_tokens)
+        done = await self._generate(GenerateRequest(tuple(prompt), max_tokens, logprobs=0), sink)
+        return ScoredAnswer(done.ids, tuple(sink.logprobs[: len(done.ids)]))
 
     async def agreement(self, answers: Sequence[KnownAnswer], *, score: bool = False) -> list[TokenAgreement]:
         """How far it agrees with each. Raises ServeError.
@@ -101,6 +114,23 @@ async def variant_worker(
             yield VariantWorker(worker, variant.name)
     except (ServeError, StartError) as error:
         raise BuildError(f"{manifest.name}:{manifest.version} {variant.name}: {error}") from error
+
+
+class _LogprobSink:
+    """A `TokenSink` whose window is the whole answer."""
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.logprobs: list[float] = []
+
+    def started(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """Nothing: only the tokens are wanted."""
+
+    def put(self, batch: TokenBatch) -> None:
+        self.logprobs += batch.logprobs
+
+    def on_credit(self, credit: Callable[[int], None]) -> None:
+        """Nothing: the window is large enough."""
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -6,11 +6,12 @@ are of many kinds, since what quantization breaks first differs: facts, code, nu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
-from tidegate.generate.text.text_models import TextModels
+from tidegate.generate.text.text_models import TextModel, TextModels
 from tidegate.generate.text.text_side import PromptTooLong
 from tidegate.models.manifest import Manifest
 from tidegate.outcome import ServeError
@@ -58,6 +59,28 @@ class _OneFolder:
         return f"<_OneFolder {self._folder}>"
 
 
+@asynccontextmanager
+async def text_side(folder: Path, manifest: Manifest) -> AsyncIterator[TextModel]:
+    """The text side of the version in `folder`. Raises BuildError: the tokenizer or the template is of no use."""
+    sides = TextModels(_OneFolder(folder))
+    try:
+        yield await sides.of(manifest)
+    except (ServeError, StartError) as error:
+        raise BuildError(str(error)) from error
+    finally:
+        await sides.aclose()
+
+
+async def encoded_prompt(side: TextModel, prompt: str, *, room: int) -> tuple[int, ...]:
+    """The ids of a prompt, in the model's template if it has one; () where they are more than `room`."""
+    try:
+        if side.chats:
+            return await side.chat_prompt([{"role": "user", "content": prompt}], {}, room=room)
+        return await side.encode(prompt, room=room)
+    except PromptTooLong:
+        return ()
+
+
 async def prompt_ids(
     folder: Path, manifest: Manifest, prompts: Sequence[str], *, max_tokens: int
 ) -> tuple[tuple[int, ...], ...]:
@@ -71,24 +94,8 @@ async def prompt_ids(
     """
     assert manifest.generative is not None
     room = manifest.generative.context - max_tokens
-    sides = TextModels(_OneFolder(folder))
-    found = []
-    try:
-        side = await sides.of(manifest)
-        for prompt in prompts:
-            try:
-                if side.chats:
-                    ids = await side.chat_prompt([{"role": "user", "content": prompt}], {}, room=room)
-                else:
-                    ids = await side.encode(prompt, room=room)
-            except PromptTooLong:
-                continue
-            if ids:
-                found.append(ids)
-    except (ServeError, StartError) as error:
-        raise BuildError(str(error)) from error
-    finally:
-        await sides.aclose()
+    async with text_side(folder, manifest) as side:
+        found = [ids for one in prompts if (ids := await encoded_prompt(side, one, room=room))]
     if not found:
         raise BuildError(f"no prompt leaves room for {max_tokens} tokens in a context of {manifest.generative.context}")
     return tuple(found)

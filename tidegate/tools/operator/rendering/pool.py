@@ -14,7 +14,7 @@ from tidegate.tools.operator.rendering.model import MountedModel
 from tidegate.tools.operator.rendering.objects import Object, ObjectFamily, as_yaml, digest
 from tidegate.tools.operator.rendering.pod_template import disruption_budget, image, name_variable, pod_template
 from tidegate.tools.operator.rendering.process_config import MODELS, TLS, judged, merged
-from tidegate.tools.operator.resource import CustomResource
+from tidegate.tools.operator.resource import CustomResource, Refused
 from tidegate.tools.operator.specs import TidegatePoolSpec
 
 _CLOSING_S: Final = 15
@@ -47,7 +47,8 @@ def pool_config(spec: TidegatePoolSpec) -> dict[str, Any]:
     if spec.tls.mode != "none":
         base["tls"] = dict(TLS)
     config = merged(base, spec.config)
-    judged("pool", config)
+    if judged("pool", config).model_dump()["servers"] > 1:
+        raise Refused("InvalidConfig", "spec.config.servers: a pod of a pool is one server; ask for more replicas instead")
     return config
 
 
