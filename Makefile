@@ -51,7 +51,7 @@ BENCHES ?= gateway_overhead generate_overhead generate_pool generate_exact commi
 	decision_cost batcher_cost handover pool_overload batching big_fleet routing frontier interleavings sim_vs_real \
 	link_accuracy faults soak traces isolation identity_cost packing fleet degradation scaling small_device \
 	rollout_crashes observability_overhead replay dial_out discovery herd gateways generate_routing stream_faults \
-	agreement sites model_churn gateway_workers calls pipeline_steps layer_split gpu ray_serve token_chances jitter
+	agreement agreement_tokens sites model_churn gateway_workers calls pipeline_steps layer_split gpu ray_serve token_chances jitter
 RUN_FLAGS ?=
 
 # The first interpreter that is new enough and can make environments (Debian's may lack ensurepip).

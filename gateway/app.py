@@ -796,6 +796,7 @@ class Gateway:
             policy=config.policy,
             rollouts=lambda: self._shipping.rollouts.all.values() if self._shipping else (),
             trials=self.trials,
+            shadowing=self.shadowing,
             others=self._other_conditions,
             peers=self.peers,
             processes=overview,

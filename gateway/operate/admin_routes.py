@@ -27,6 +27,7 @@ from gateway.identity.operator_access import OPEN, addresses_only, right_for_cha
 from gateway.observe.conditions import OtherCondition
 from gateway.observe.traffic_recorder import TrafficRecorder
 from gateway.operate.admin import AllProcesses, admin_routes
+from gateway.operate.agreement_report import agreement_rows
 from gateway.operate.configuration_report import configuration_json
 from gateway.operate.console.history import ConsoleHistory
 from gateway.operate.console.page import Console, page_files
@@ -35,6 +36,7 @@ from gateway.operate.devices import device_routes
 from gateway.operate.log_levels import log_level_routes
 from gateway.operate.trial_report import trial_rows
 from gateway.serving.dispatcher import Dispatcher
+from gateway.serving.shadowing import Shadowing
 from gateway.targets.directory import Directory
 from tidegate.caller import Right
 from tidegate.oip.http.server import error_middleware
@@ -55,6 +57,7 @@ def operator_routes(
     policy: str,
     rollouts: Callable[[], Iterable[CanaryRollout]],
     trials: Trials,
+    shadowing: Shadowing | None,
     others: Callable[[float], list[OtherCondition]],
     peers: Peers,
     processes: AllProcesses | None = None,
@@ -105,6 +108,7 @@ def operator_routes(
         refused=directory.refused,
         rollouts=rollouts,
         trials=lambda: trial_rows(trials),
+        agreement=lambda now: agreement_rows(shadowing, now),
         others=others,
         admitted=admitted,
     )

@@ -1,6 +1,7 @@
 """The agreement report: which devices drift and what disagreed, as JSON for commands and as metric families.
 
-GET /v1/agreement       by source, drifting ones first: how many answers were compared, their mean, the limit
+GET /v1/agreement       by source, drifting ones first: how many answers were compared, by which metric, the
+                        disagreement that was recorded, the mean since the start and of late, the limit
 GET /v1/disagreements   the work list, newest first (?model=NAME, ?last=N)
 
 Without the section `agreement` both say so with status 409.
@@ -9,6 +10,7 @@ Without the section `agreement` both say so with status 409.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import nsmallest
 from itertools import islice
 from typing import Any, Final
 
@@ -24,6 +26,7 @@ from tidegate.metrics.families import counter, gauge
 
 MOST_SERIES: Final = 500
 MOST_ROWS: Final = 1000
+SHOWN: Final = 20
 OFF: Final = "answers are not compared: give the gateway a section `agreement` (docs/agreement.md)"
 
 
@@ -62,12 +65,28 @@ def agreement_json(shadowing: Shadowing, now: float) -> dict[str, Any]:
     }
 
 
+def agreement_rows(shadowing: Shadowing | None, now: float) -> list[dict[str, Any]]:
+    """Return the first sources for a screen: those that drift, then by model and device, so that rows keep their place.
+
+    Args:
+        shadowing: None: answers are not compared.
+    """
+    if shadowing is None:
+        return []
+    watch = shadowing.watch
+    shown = nsmallest(SHOWN, watch.sources, key=lambda one: (one not in watch.drifting, one[1:], one.target))
+    return [_source(source, watch.sources[source], now) for source in shown]
+
+
 def _source(source: AnswerSource, state: FollowedSource, now: float) -> dict[str, Any]:
     since = state.drifting_since
     return {
         **source._asdict(),
+        "metric": state.terms.metric,
         "compared": state.shadowed,
+        "recorded": round(state.terms.recorded, 6),
         "mean": round(state.mean, 6),
+        "recent_mean": round(state.recent_mean, 6),
         "limit": round(state.limit, 6),
         "evidence": round(max([state.whole.evidence, *(one.evidence for one in state.slices.values())]), 3),
         "drifting_for_s": None if since is None else round(now - since, 1),

@@ -14,7 +14,13 @@ flight record counts it, no breaker learns from it, and nothing waits for it. Wh
 cloud's budget.
 
 Never shadowed: a request that is pinned or needs attestation, by its caller or its manifest; of a tenant that forbids
-it; a generation or a step of a sequence; one larger than `MAX_BYTES`; one without the output that is compared.
+it; a step of a sequence; one larger than `MAX_BYTES`; one without the output that is compared.
+
+Of a generation, greedy tokens are compared (`token_comparison.py`): the beginning of the device's answer is followed by
+greedy runs of the reference, each in a quiet moment; an answer that was begun is compared to its end, and what it took
+beyond the budget is paid off before the next. Where the caller's answer was sampled, the device is asked for a greedy
+one. In a recheck of a reference's own greedy answer it is the device that follows. Both are a few tokens of a second
+target at the lowest priority.
 
 Source: docs/agreement.md.
 """
@@ -35,14 +41,19 @@ from gateway.core.agreement.agreement_watch import AgreementTurn, AgreementWatch
 from gateway.core.agreement.disagreement import disagreement
 from gateway.core.agreement.expectation import AgreementTerms, agreement_terms, promised_quality, slice_of
 from gateway.core.agreement.shadow_budget import ShadowBudget, is_quiet, reference_offers
+from gateway.core.agreement.token_comparison import GreedyPrompt, TokenComparison, greedy_prompt, known_answer
 from gateway.core.fleet.fleet import AnswerDrift
 from gateway.core.fleet.offer_index import Offer
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Placer
+from gateway.serving.compared_run import ComparedRun, tokens_of
 from gateway.serving.disagreements import Disagreements
 from gateway.serving.work_estimate import AskBuilder, ManifestOf
 from gateway.targets.target import Target
 from tidegate import clock
+from tidegate.generate.request import GenerateRequest, infer_request
+from tidegate.generate.teacher_forcing import KnownAnswer, TextDiffers
+from tidegate.models.generative import Generative
 from tidegate.models.manifest import Manifest
 from tidegate.outcome import ServeError, Unreachable
 from tidegate.priority import LAST_LEVEL
@@ -83,9 +94,23 @@ class _Shadow:
     ask: Ask
     manifest: Manifest
     at: float
+    prompt: GreedyPrompt | None = None  # of a generation
     known: tuple[tuple[AnswerSource, Offer, InferResponse], ...] = ()
     recheck: tuple[tuple[AnswerSource, Offer], ...] = ()
     reference: _Reference | None = None
+
+    def generation(self, asked: GenerateRequest) -> InferRequest:
+        """The request for another generation of the same version."""
+        return infer_request(self.ask.model, asked, version=self.ask.version)
+
+
+class _Following(NamedTuple):
+    """A greedy answer, and the offer whose tokens are compared with it."""
+
+    known: KnownAnswer | None  # the device's answer or the reference's; None: it has no tokens
+    by: Offer  # the other one's
+    reference: str
+    quality: float  # of the reference
 
 
 class Shadowing:
@@ -147,7 +172,7 @@ class Shadowing:
 
     def _shadow(self, call: Call, reply: Reply, now: float) -> _Shadow | None:
         route, request = reply.route, call.request
-        if route is None or call.tokens is not None or call.pin != "any" or call.attested or call.deadline is None:
+        if route is None or call.pin != "any" or call.attested or call.deadline is None:
             return None
         if self._terms.forbids(call.tenant) or self._strained():
             return None
@@ -159,9 +184,14 @@ class Shadowing:
             return None
         if ask.pin != "any" or ask.attested or ask.body_bytes + reply.response.size_bytes > MAX_BYTES:
             return None
-        if manifest.generative is not None or manifest.sequence is not None:
+        if manifest.sequence is not None:
             return None
-        return self._compared(_Shadow(request, ask, manifest, now), reply, route.served_by)
+        prompt = None
+        if manifest.generative is not None:
+            prompt = greedy_prompt(request, manifest.generative)
+            if prompt is None or route.resumed:  # of several targets' tokens nobody is the source
+                return None
+        return self._compared(_Shadow(request, ask, manifest, now, prompt), reply, route.served_by)
 
     def _compared(self, shadow: _Shadow, reply: Reply, served_by: str) -> _Shadow | None:
         """The shadow with what is to be compared; None where there is nothing."""
@@ -174,23 +204,28 @@ class Shadowing:
         source = AnswerSource(served_by, ask.model, ask.version, variant)
         known: tuple[tuple[AnswerSource, Offer, InferResponse], ...] = ()
         reference = None
+        recheck: list[tuple[AnswerSource, Offer]] = []
+        compares_answer = shadow.prompt is None or shadow.prompt.is_own
         if answered.target.spec.tier == "edge":
             if self.watch.is_due(served_by, now):
-                known = ((source, answered, reply.response),)
+                if compares_answer:
+                    known = ((source, answered, reply.response),)
+                else:  # sampled: it is asked for a greedy one
+                    recheck.append((source, answered))
                 self.watch.asked(served_by, now)
-        elif self._is_reference(answered, ask):
+        elif compares_answer and self._is_reference(answered, ask):
             reference = _Reference(f"{served_by}'s {variant}", reply.response, answered.quality)
-        recheck = tuple(self._rechecked(ask, source, now))
+        recheck += self._rechecked(ask, source, now)
         if not known and not recheck:
             return None
-        return dataclass_replace(shadow, known=known, recheck=recheck, reference=reference)
+        return dataclass_replace(shadow, known=known, recheck=tuple(recheck), reference=reference)
 
     def _is_reference(self, answered: Offer, ask: Ask) -> bool:
         best = reference_offers(self._fleet, ask, answered.quality)
         return any(one is answered for one in best if one.quality == best[0].quality)
 
     def _rechecked(self, ask: Ask, source: AnswerSource, now: float) -> list[tuple[AnswerSource, Offer]]:
-        """The drifting source whose turn it is to show that it agrees again."""
+        """The drifting source whose turn it is to show that it agrees again, if there is one."""
         if not self.watch.drifting:
             return []
         offers = self._fleet.offers(ask.model, ask.version).all
@@ -210,7 +245,10 @@ class Shadowing:
             while self._pending:
                 shadow = self._pending.popleft()
                 try:
-                    await self._judge(shadow)
+                    if shadow.prompt is not None and shadow.manifest.generative is not None:
+                        await self._judge_tokens(shadow, shadow.prompt, shadow.manifest.generative)
+                    else:
+                        await self._judge(shadow)
                 except ServeError as error:
                     self._count(shadow, "unanswered")
                     log.debug("a shadow was not answered", model=shadow.ask.model, reason=error.message)
@@ -218,16 +256,13 @@ class Shadowing:
                     log.exception("an answer could not be compared", model=shadow.ask.model)
 
     async def _judge(self, shadow: _Shadow) -> None:
-        offers = [offer for _, offer, _ in shadow.known] + [offer for _, offer in shadow.recheck]
-        promised = [promised_quality(shadow.manifest, one.variant.name, one.quality) for one in offers]
         reference = shadow.reference
         if reference is None:
-            best = await self._quiet_reference(shadow, max(promised))
+            best = await self._quiet_reference(shadow)
             if best is None:
                 self._count(shadow, "busy")
                 return
-            name = f"{best.target.id}'s {best.variant.name}"
-            reference = _Reference(name, await self._asked(shadow, best), best.quality)
+            reference = _Reference(_name(best), await self._asked(shadow, best), best.quality)
         for source, offer, response in shadow.known:
             await self._told(shadow, source, offer, response, reference)
         for source, offer in shadow.recheck:
@@ -236,8 +271,57 @@ class Shadowing:
             else:
                 self._count(shadow, "busy")
 
-    async def _quiet_reference(self, shadow: _Shadow, quality: float) -> Offer | None:
+    async def _judge_tokens(self, shadow: _Shadow, prompt: GreedyPrompt, model: Generative) -> None:
+        if (reference := shadow.reference) is not None:
+            known = known_answer(prompt, reference.response, model)
+            for source, offer in shadow.recheck:
+                await self._follow(shadow, source, offer, _Following(known, offer, reference.name, reference.quality))
+            return
+        pool = await self._quiet_reference(shadow)
+        if pool is None:
+            self._count(shadow, "busy")
+            return
+        for source, offer, response in shadow.known:
+            known = known_answer(prompt, response, model)
+            await self._follow(shadow, source, offer, _Following(known, pool, _name(pool), pool.quality))
+        for source, offer in shadow.recheck:
+            if not is_quiet(offer.target, clock.now()):
+                self._count(shadow, "busy")
+                continue
+            reply = await self._reply(shadow, offer, shadow.generation(prompt.request))
+            known = known_answer(prompt, reply.response, model)
+            await self._follow(shadow, source, offer, _Following(known, pool, _name(pool), pool.quality))
+
+    async def _follow(self, shadow: _Shadow, source: AnswerSource, offer: Offer, following: _Following) -> None:
+        """Compare a device's tokens with the reference's, and tell the watch."""
+        terms = self._terms_of(shadow, source, offer, following.quality)
+        if following.known is None or terms is None:
+            self._count(shadow, "incomparable")
+            return
+        score = await self._token_score(shadow, following.by, following.known)
+        if score is None:
+            self._count(shadow, "busy")
+            return
+        await self._record(shadow, source, terms, score, following.reference)
+
+    async def _token_score(self, shadow: _Shadow, offer: Offer, known: KnownAnswer) -> float | None:
+        """How far the target's variant disagrees with a known answer; None where it was not quiet for long enough."""
+        comparison = TokenComparison(known)
+        while (asked := comparison.next_request()) is not None:
+            if not await self._is_quiet_soon(offer):
+                return None
+            run = ComparedRun(comparison.expected)
+            try:
+                ids, stopped = tokens_of(await self._reply(shadow, offer, shadow.generation(asked), run))
+            except TextDiffers:
+                ids, stopped = tuple(run.ids), False
+            comparison.take(ids, stopped=stopped)
+        return comparison.score
+
+    async def _quiet_reference(self, shadow: _Shadow) -> Offer | None:
         """The offer of a pool that is quiet and may be asked; None where none is in time."""
+        offers = [offer for _, offer, _ in shadow.known] + [offer for _, offer in shadow.recheck]
+        quality = max(promised_quality(shadow.manifest, one.variant.name, one.quality) for one in offers)
         while True:
             now = clock.now()
             if self._may_spend(now):
@@ -248,36 +332,58 @@ class Shadowing:
                 return None
             await clock.sleep(LOOK_S)
 
+    async def _is_quiet_soon(self, offer: Offer) -> bool:
+        """Whether a target has a quiet moment in `PATIENCE_S`, in which nothing is strained: at once, if it has."""
+        began_at = clock.now()
+        while True:
+            now = clock.now()
+            if self._is_calm(now) and offer.target.takes(now) and is_quiet(offer.target, now):
+                return True
+            if now >= began_at + PATIENCE_S:
+                return False
+            await clock.sleep(LOOK_S)
+
     def _may_spend(self, now: float) -> bool:
-        cloud = self._placer.cloud_budget
-        if self._strained() or (cloud is not None and cloud.factor(now) > 1.0):
+        if not self._is_calm(now):
             return False
         pools = sum(one.spec.tier == "pool" and one.up for one in self._fleet.targets.values())
         return self.budget.affords(pools, now)
 
+    def _is_calm(self, now: float) -> bool:
+        cloud = self._placer.cloud_budget
+        return not self._strained() and (cloud is None or cloud.factor(now) <= 1.0)
+
     async def _asked(self, shadow: _Shadow, offer: Offer) -> InferResponse:
         """The target's answer to the same. Raises ServeError."""
+        return (await self._reply(shadow, offer, shadow.request)).response
+
+    async def _reply(
+        self, shadow: _Shadow, offer: Offer, request: InferRequest, run: ComparedRun | None = None
+    ) -> Reply:
+        """The target's reply. Raises ServeError; TextDiffers of a run that was ended at a difference."""
         target = self._targets.get(offer.target.id)
         if target is None:
             raise Unreachable(f"{offer.target.id} has just left")
         began_at = clock.now()
         reply: Reply | None = None
+        answer = target.infer(
+            request,
+            variant=offer.variant.name,
+            budget_s=LIMIT_S,
+            priority=LAST_LEVEL,
+            traceparent="",
+            on_accepted=lambda _accepted: None,
+            tokens=run,
+        )
         try:
             async with asyncio.timeout(LIMIT_S + 1.0):
-                reply = await target.infer(
-                    shadow.request,
-                    variant=offer.variant.name,
-                    budget_s=LIMIT_S,
-                    priority=LAST_LEVEL,
-                    traceparent="",
-                    on_accepted=lambda _accepted: None,
-                )
+                reply = await (answer if run is None else run.until_it_differs(answer))
         except TimeoutError as error:
             raise Unreachable(f"{offer.target.id} did not answer a shadow") from error
         finally:
             if offer.target.spec.tier == "pool":
                 self._charge(shadow, reply, clock.now() - began_at)
-        return reply.response
+        return reply
 
     def _charge(self, shadow: _Shadow, reply: Reply | None, took_s: float) -> None:
         """What the pool computed for it; all of its time where that is not known."""
@@ -295,15 +401,28 @@ class Shadowing:
         response: InferResponse,
         reference: _Reference,
     ) -> None:
-        quality = promised_quality(shadow.manifest, source.variant, offer.quality)
-        terms = agreement_terms(shadow.manifest, source.variant, quality, reference.quality, self._terms.tolerance)
+        terms = self._terms_of(shadow, source, offer, reference.quality)
         score = None if terms is None else await self._scored(terms, response, reference.response)
         if terms is None or score is None:
             self._count(shadow, "incomparable")
             return
+        await self._record(shadow, source, terms, score, reference.name)
+
+    def _terms_of(
+        self, shadow: _Shadow, source: AnswerSource, offer: Offer, reference_quality: float
+    ) -> AgreementTerms | None:
+        quality = promised_quality(shadow.manifest, source.variant, offer.quality)
+        return agreement_terms(shadow.manifest, source.variant, quality, reference_quality, self._terms.tolerance)
+
+    async def _record(
+        self, shadow: _Shadow, source: AnswerSource, terms: AgreementTerms, score: float, reference: str
+    ) -> None:
         self._count(shadow, "compared")
-        size = slice_of(shadow.ask.units / max(1, shadow.ask.rows))
-        answer = ShadowedAnswer(source, reference.name, score, terms, size, shadow.manifest.cost.feature)
+        if shadow.prompt is None:
+            size = slice_of(shadow.ask.units / max(1, shadow.ask.rows))
+        else:
+            size = slice_of(len(shadow.prompt.request.prompt))
+        answer = ShadowedAnswer(source, reference, score, terms, size, shadow.manifest.cost.feature)
         now = clock.now()
         turn = self.watch.record(answer, now)
         if turn is not None:
@@ -336,6 +455,10 @@ class Shadowing:
 
     def __repr__(self) -> str:
         return f"<Shadowing {self.watch!r}, {len(self._pending)} pending, {self.budget!r}>"
+
+
+def _name(offer: Offer) -> str:
+    return f"{offer.target.id}'s {offer.variant.name}"
 
 
 def _untold(_turn: AgreementTurn) -> None:

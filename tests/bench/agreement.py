@@ -269,10 +269,23 @@ def returns_after(terms: AgreementTerms, natural: Scores, faulty: Scores, seeds:
     return found
 
 
-def extra_work(seconds: float, edge_per_s: float, pool_per_s: float, share: float, devices: int) -> dict[str, float]:
-    """What the real budget and the real spacing let through of steady traffic; a request takes a pool 10 ms."""
+def extra_work(
+    seconds: float,
+    edge_per_s: float,
+    pool_per_s: float,
+    share: float,
+    devices: int,
+    *,
+    compute_s: float = 0.010,
+    shadow_s: float = 0.010,
+) -> dict[str, float]:
+    """What the real budget and the real spacing let through of steady traffic.
+
+    Args:
+        compute_s: what a request takes a pool; `shadow_s`: what comparing an answer takes it.
+    """
     draw, watch, budget = Random("work"), AgreementWatch(EVERY_S), ShadowBudget(0.02)
-    compute_s, now, worked_s, shadows = 0.010, 0.0, 0.0, 0
+    now, worked_s, shadows = 0.0, 0.0, 0
     while now < seconds:
         now += draw.expovariate(edge_per_s + pool_per_s)
         if draw.random() < pool_per_s / (edge_per_s + pool_per_s):
@@ -282,7 +295,7 @@ def extra_work(seconds: float, edge_per_s: float, pool_per_s: float, share: floa
         target = f"edge/{draw.randrange(devices)}"
         if draw.random() < share and watch.is_due(target, now) and budget.affords(1, now):
             watch.asked(target, now)
-            budget.spent(compute_s)
+            budget.spent(shadow_s)
             shadows += 1
     return {
         "of_pool_work": budget.spent_s / worked_s if worked_s else 0.0,

@@ -77,6 +77,7 @@ class AgreementTurn(NamedTuple):
 class FollowedSource:
     """Mutable: the tests of one source, and what is shown of it."""
 
+    terms: AgreementTerms
     limit: float
     whole: DriftTest
     slices: dict[int, DriftTest] = field(default_factory=dict)
@@ -94,6 +95,11 @@ class FollowedSource:
     @property
     def mean(self) -> float:
         return self.score_sum / self.shadowed if self.shadowed else 0.0
+
+    @property
+    def recent_mean(self) -> float:
+        """Of the latest answers, `_RECENT` at most."""
+        return fmean(score for _, score in self.recent) if self.recent else 0.0
 
     def renew(self, limit: float) -> None:
         """Begin the tests anew."""
@@ -166,7 +172,6 @@ class AgreementWatch:
                 continue
             watched = self._watched(group)
             since = max(one.drifting_since or 0.0 for one in states)
-            since = max(one.drifting_since or 0.0 for one in states)
             words = f"{len(states)} of {watched} devices drift, so it is the reference, the variant or the inputs"
             yield group, since, f"{words}; {states[-1].evidence}"
 
@@ -195,11 +200,12 @@ class AgreementWatch:
         source, limit = answer.source, answer.terms.limit
         state = self.sources.pop(source, None)
         if state is None:
-            state = FollowedSource(limit, DriftTest(limit))
+            state = FollowedSource(answer.terms, limit, DriftTest(limit))
         elif state.limit != limit:  # its manifest says something else now
             state.renew(limit)
             if state.returning is not None:
                 state.returning = _return_test(state, answer)
+        state.terms = answer.terms
         self.sources[source] = state
         if len(self.sources) > self._most:
             gone = next((one for one in self.sources if one not in self.drifting), None)

@@ -3,11 +3,16 @@
     metric    score of a row                                 recorded disagreement
     cosine    1 − 2·⟨a, b⟩ / (|a|² + |b|²)                    1 − the mean cosine
     top1      1 where the largest column is another one      1 − top-1
+    tokens    the share of greedy tokens that differ         1 − the share that agrees, of the quality's golden answers
 
-The score of vectors is one less the cosine where both are of one length, and more where they are not: a normalisation
-that is left out turns no vector, and would not be seen by a cosine.
+A row of `tokens` is a generating model's answer (`token_comparison.py`). The score of vectors is one less the cosine
+where both are of one length, and more where they are not: a normalisation that is left out turns no vector, and would
+not be seen by a cosine.
 
     limit = TOLERANCE · (recorded of the device's variant + recorded of the reference's) + FLOOR
+
+`TOKEN_FLOOR` takes the place of `FLOOR` for tokens: the same weights on another processor, or with another number of
+threads, differ at some places where two tokens are nearly as likely (`tidegate/tools/build/evaluate/greedy.py`).
 
 Both are measured against the same original. A top-1 that is an accuracy on labels, and no agreement, makes the limit
 too wide and never too narrow: two variants differ at most where one of them is wrong. What was not measured is taken to
@@ -22,16 +27,18 @@ from __future__ import annotations
 from math import log
 from typing import Final, Literal, NamedTuple
 
+from tidegate.models.generative import ANSWER_OUTPUT
 from tidegate.models.manifest import Manifest
 from tidegate.types import Datatype
 
 FLOOR: Final = 0.002
+TOKEN_FLOOR: Final = 0.02
 TOLERANCE: Final = 2.0
 _MOST: Final = 0.5
 _SLICES: Final = 10
 _FLOATS: Final = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
 
-Metric = Literal["cosine", "top1"]
+Metric = Literal["cosine", "top1", "tokens"]
 
 
 class AgreementTerms(NamedTuple):
@@ -40,6 +47,7 @@ class AgreementTerms(NamedTuple):
     metric: Metric
     output: str
     limit: float
+    recorded: float = 0.0  # the mean disagreement that both variants' qualities say
 
 
 def agreement_terms(
@@ -51,8 +59,11 @@ def agreement_terms(
         variant: the device's.
         quality: of the device's variant (`promised_quality`); of the reference likewise.
     """
-    if manifest.generative is not None or manifest.sequence is not None:
+    if manifest.sequence is not None:
         return None
+    recorded = max(0.0, 1.0 - quality) + max(0.0, 1.0 - reference_quality)
+    if manifest.generative is not None:
+        return AgreementTerms("tokens", ANSWER_OUTPUT, min(_MOST, tolerance * recorded + TOKEN_FLOOR), recorded)
     output = _output(manifest)
     if output is None:
         return None
@@ -61,8 +72,7 @@ def agreement_terms(
         metric: Metric = known.quality.metric
     else:
         metric = "cosine" if manifest.confidence is None else "top1"
-    recorded = max(0.0, 1.0 - quality) + max(0.0, 1.0 - reference_quality)
-    return AgreementTerms(metric, output, min(_MOST, tolerance * recorded + FLOOR))
+    return AgreementTerms(metric, output, min(_MOST, tolerance * recorded + FLOOR), recorded)
 
 
 def promised_quality(manifest: Manifest, variant: str, offered: float) -> float:

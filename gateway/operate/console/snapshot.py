@@ -61,6 +61,7 @@ class ConsoleView:
     refused: Mapping[str, str]
     rollouts: Callable[[], Iterable[CanaryRollout]] = tuple
     trials: Callable[[], list[dict[str, Any]]] = list
+    agreement: Callable[[float], list[dict[str, Any]]] = lambda _now: []  # of devices' answers with the pool's
     others: Callable[[float], list[OtherCondition]] = lambda _now: []  # conditions of no target
     found: FoundTargets = field(default_factory=FoundTargets)  # by which source
     admitted: Callable[[], dict[str, Any]] | None = None  # by all processes of the gateway; None: this is all
@@ -119,6 +120,7 @@ class ConsoleView:
             "conditions": conditions[:CONDITIONS],
             "rollouts": rollout_rows(self.rollouts()),
             "trials": self.trials(),
+            "agreement": self.agreement(now),
         }
 
     def find(self, words: str, now: float) -> list[dict[str, Any]]:

@@ -233,6 +233,7 @@ async def _routes() -> dict[str, Any]:
             rollouts=lambda: (),
             others=lambda _now: [],
             trials=gateway.trials,
+            shadowing=gateway.shadowing,
             peers=gateway.peers,
         )
         admin = [

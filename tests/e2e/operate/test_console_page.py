@@ -16,6 +16,9 @@ import openai
 import pytest
 
 from gateway.app import Gateway
+from gateway.config.agreement import AgreementConfig
+from gateway.core.agreement.agreement_watch import AnswerSource, ShadowedAnswer
+from gateway.core.agreement.expectation import AgreementTerms
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.versions.traffic_split import TrafficSplit, TrafficSplits
@@ -197,6 +200,54 @@ async def test_two_versions_on_trial_stand_side_by_side_and_what_a_device_keeps_
         await page.until("document.querySelector('#detail-facts').textContent.includes('17 to be brought in')")
         gateway.trials.defaults.splits = TrafficSplits()
         await page.until("document.querySelector('#trials-card').hidden")
+        assert page.errors == []
+
+
+async def test_devices_that_disagree_with_the_pool_stand_before_those_that_agree_in_the_light_and_in_the_dark(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as stack:
+        pool = Far("pool/main")
+        await stack.enter_async_context(running(pool))
+        config = configured(tmp_path, target(pool), agreement=AgreementConfig())
+        gateway, _ = await stack.enter_async_context(gateway_for(config))
+        browser = await stack.enter_async_context(chromium())
+        page = await stack.enter_async_context(browser.page(width=1366))
+        await looked_at(page, gateway)
+        assert await page.value("document.querySelector('#agreement-card').hidden")
+
+        assert gateway.shadowing is not None
+        watch = gateway.shadowing.watch
+        tokens, cosine = (
+            AgreementTerms("tokens", "output_ids", 0.12, 0.05),
+            AgreementTerms("cosine", "y", 0.0184, 0.0082),
+        )
+        for device, model, terms, score in (
+            ("edge/attic", "minilm", cosine, 0.009),
+            (HOSTILE, "minilm", cosine, 0.0071),
+            ("edge/kiosk", "talker", tokens, 1.0),
+            ("edge/till", "talker", tokens, 0.04),
+        ):
+            source = AnswerSource(device, model, "2", "int8")
+            for _ in range(20):
+                watch.record(ShadowedAnswer(source, "pool/main's fp32", score, terms, 2, "tokens"), clock.now())
+
+        rows = (
+            "[...document.querySelectorAll('#agreement tr')].map(row => [...row.children].map(one => one.textContent))"
+        )
+        await page.until("document.querySelectorAll('#agreement tr').length === 4")
+        first, *others = await page.value(rows)
+        assert first[:-1] == ["edge/kiosk", "talker 2 int8", "greedy tokens", "95.0 %", "0.0 %", "88.0 %", "20"]
+        assert first[-1].startswith("✕ demoted, for ")
+        assert [row[0] for row in others] == [HOSTILE, "edge/attic", "edge/till"]
+        assert others[1] == ["edge/attic", "minilm 2 int8", "cosine", "99.2 %", "99.1 %", "98.2 %", "20", "● agrees"]
+        why = await page.value("document.querySelector('#agreement tr td:last-child').title")
+        assert "differ from pool/main's fp32 by 1 on average" in why
+        for name, width, dark in (("light", 1366, False), ("dark", 1366, True), ("phone", 390, True)):
+            await page.seen_on(width, 844, dark=dark)
+            await page.until("document.documentElement.scrollWidth <= innerWidth")
+            await page.screenshot(SHOTS / f"console-agreement-{name}.png")
+            assert await violations(page) == []
         assert page.errors == []
 
 

@@ -1,4 +1,4 @@
-// What is only there at times: models and where they are in memory, those that generate, rollouts under way, versions on trial, and named conditions with their evidence.
+// What is only there at times: models and where they are in memory, those that generate, rollouts under way, versions on trial, devices whose answers are compared, and named conditions with their evidence.
 
 import { byId, el, keyed, mark, say, tableRow } from "./dom.js";
 import { milliseconds, rate, seconds, share } from "./words.js";
@@ -6,16 +6,18 @@ import { milliseconds, rate, seconds, share } from "./words.js";
 const GLYPH = { running: "▶", paused: "‖", succeeded: "●", returning: "◀", returned: "✕" };
 
 export class Extras {
-  show({ generations = [], models = [], rollouts = [], conditions = [], trials = [] }) {
+  show({ generations = [], models = [], rollouts = [], conditions = [], trials = [], agreement = [] }) {
     byId("models-card").hidden = models.length === 0;
     keyed(byId("models"), models, (one) => `${one.model} ${one.version}`, modelRow);
     byId("generations-card").hidden = generations.length === 0;
     keyed(byId("generations"), generations, (one) => one.model, generation);
     byId("rollouts-card").hidden = rollouts.length === 0;
     byId("trials-card").hidden = trials.length === 0;
+    byId("agreement-card").hidden = agreement.length === 0;
     byId("conditions-card").hidden = conditions.length === 0;
     keyed(byId("rollouts"), rollouts, (one) => one.id, rollout);
     keyed(byId("trials"), trials.flatMap(sides), (one) => `${one.model} ${one.role}`, side);
+    keyed(byId("agreement"), agreement, (one) => `${one.target} ${one.model} ${one.version} ${one.variant}`, compared);
     keyed(byId("conditions"), conditions, (one) => `${one.target} ${one.condition}`, condition);
   }
 }
@@ -76,6 +78,29 @@ const side = tableRow([
   { text: (one) => milliseconds(one.ms.p95), class: "n" },
   { text: (one) => String(one.failed), class: "n", title: (one) => Object.entries(one.failures).map(([code, count]) => `${count} ${code}`).join(", ") },
   { text: (one) => (one.agreement && one.agreement.ratio !== null ? `${share(one.agreement.ratio)} of ${one.agreement.rows}` : "–"), class: "n" },
+]);
+
+const METRIC = { cosine: "cosine", top1: "top class", tokens: "greedy tokens" };
+
+// The report has disagreements; a tenth of a percent matters, as two precisions of one model are that near.
+const agreed = (disagreement) => `${(100 * (1 - disagreement)).toFixed(1)} %`;
+
+const standing = (one) => {
+  if (one.drifting_for_s === null) return "● agrees";
+  const what = one.demoted ? "✕ demoted" : "▲ drifts, not demoted";
+  const back = one.agreed_in_a_row ? `, ${one.agreed_in_a_row} agree again` : "";
+  return `${what}, for ${seconds(one.drifting_for_s)}${back}`;
+};
+
+const compared = tableRow([
+  { text: (one) => one.target, head: true },
+  { text: (one) => `${one.model} ${one.version} ${one.variant}` },
+  { text: (one) => METRIC[one.metric] ?? one.metric },
+  { text: (one) => agreed(one.recorded), class: "n" },
+  { text: (one) => agreed(one.recent_mean), class: "n", title: (one) => `since the start ${agreed(one.mean)}` },
+  { text: (one) => agreed(one.limit), class: "n" },
+  { text: (one) => String(one.compared), class: "n" },
+  { text: standing, title: (one) => one.why },
 ]);
 
 function condition() {

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from gateway.core.agreement.disagreement import disagreement, row_disagreement
 from gateway.core.agreement.expectation import (
     FLOOR,
+    TOKEN_FLOOR,
     AgreementTerms,
     agreement_terms,
     promised_quality,
@@ -20,7 +21,7 @@ from gateway.core.agreement.expectation import (
 from tests.support.models.generative import TALKER
 from tests.support.models.tiny_models import double_manifest
 from tidegate.arrays import array_to_tensor
-from tidegate.models.manifest import Confidence, Quality
+from tidegate.models.manifest import Confidence, Quality, Stateful
 from tidegate.types import Datatype, Tensor
 
 COSINE = AgreementTerms("cosine", "y", 0.02)
@@ -104,9 +105,16 @@ def test_where_nothing_was_measured_a_classifier_is_known_by_its_confidence() ->
     assert terms is not None and (terms.metric, terms.output) == ("top1", "y")
 
 
-def test_generations_and_models_without_numbers_are_not_compared() -> None:
-    assert agreement_terms(TALKER, "int8", 1.0, 1.0) is None
+def test_generations_are_compared_by_their_tokens_of_which_some_differ_on_any_other_processor() -> None:
+    terms = agreement_terms(TALKER, "int4", 0.95, 0.99)
+    assert terms is not None and (terms.metric, terms.output) == ("tokens", "output_ids")
+    assert terms.recorded == pytest.approx(0.06)
+    assert terms.limit == pytest.approx(2 * 0.06 + TOKEN_FLOOR)
+
+
+def test_steps_of_sequences_and_models_without_numbers_are_not_compared() -> None:
     manifest = double_manifest()
+    assert agreement_terms(replace(manifest, sequence=Stateful({"x": "y"})), "int8", 1.0, 1.0) is None
     words = replace(manifest.outputs[0], datatype=Datatype.INT64)
     assert agreement_terms(replace(manifest, outputs=(words,)), "int8", 1.0, 1.0) is None
 

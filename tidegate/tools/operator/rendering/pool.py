@@ -48,7 +48,8 @@ def pool_config(spec: TidegatePoolSpec) -> dict[str, Any]:
         base["tls"] = dict(TLS)
     config = merged(base, spec.config)
     if judged("pool", config).model_dump()["servers"] > 1:
-        raise Refused("InvalidConfig", "spec.config.servers: a pod of a pool is one server; ask for more replicas instead")
+        words = "spec.config.servers: a pod of a pool is one server; ask for more replicas instead"
+        raise Refused("InvalidConfig", words)
     return config
 
 
