@@ -10,7 +10,7 @@ import uvloop
 
 from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
-from cloud_pool.servers import serve_several, server_config
+from cloud_pool.servers import handed_config, serve_several
 from tidegate.runtime import events
 from tidegate.runtime.process import process_options, run
 
@@ -24,8 +24,8 @@ Examples:
 """
 )
 @process_options("pool")
-@click.option("--server", type=int, hidden=True, help="Be this one of several servers.")
-def pool(path: Path | None, parent_pid: int | None, server: int | None) -> None:
+@click.option("--one-of-servers", is_flag=True, hidden=True, help="Be one of several servers, configured on stdin.")
+def pool(path: Path | None, parent_pid: int | None, one_of_servers: bool) -> None:
     """Answer on this machine's GPU or cores: torch models in length-aware batches, over OIP gRPC and a gateway's link.
 
     Events go to stdout, one JSON object a line ("ready" once it serves); logs go to stderr, and once it serves, what is
@@ -35,29 +35,27 @@ def pool(path: Path | None, parent_pid: int | None, server: int | None) -> None:
     run(
         "pool",
         PoolConfig,
-        partial(serve, path=path, alone=parent_pid is None, server=server),
+        partial(serve, alone=parent_pid is None, one_of_servers=one_of_servers),
         path=path,
         parent_pid=parent_pid,
         loop_factory=uvloop.new_event_loop,
-        part=None if server is None else partial(server_config, number=server),
+        read=handed_config if one_of_servers else None,
     )
 
 
-async def serve(
-    config: PoolConfig, *, path: Path | None = None, alone: bool = False, server: int | None = None
-) -> None:
+async def serve(config: PoolConfig, *, alone: bool = False, one_of_servers: bool = False) -> None:
     """Serve until cancelled.
 
     Args:
-        path: of the configuration, for further servers.
         alone: no parent reads the events, so a banner on stderr shows how to call the pool.
-        server: the number of this one among several; None: it is the only one, or their parent.
+        one_of_servers: this is one of the configuration's `servers`, and not the only one or their parent.
     """
-    if config.servers > 1 and server is None:
-        await serve_several(config, path, alone=alone)
+    if config.servers > 1 and not one_of_servers:
+        await serve_several(config, alone=alone)
         return
-    sharing = 1 if server is None else config.servers
-    async with PoolApp(config, on_progress=lambda what: events.emit("progress", what=what), sharing=sharing) as app:
+    async with PoolApp(
+        config, on_progress=lambda what: events.emit("progress", what=what), sharing=config.servers
+    ) as app:
         events.emit("ready", **app.ready_event())
         if alone:
             click.echo("\n".join(app.words()), err=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic_settings import SettingsConfigDict
@@ -27,7 +28,9 @@ from tidegate.serving.repository_control import ControlMode
 from tidegate.tracing.config import TracingConfig
 from tidegate.workers.sandbox import SandboxMode
 
-Port = Annotated[int, Field(ge=0, le=65535)]
+MAX_PORT: Final = 65535
+MAX_NAME: Final = 64  # characters
+Port = Annotated[int, Field(ge=0, le=MAX_PORT)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")]
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -330,3 +333,28 @@ class PoolConfig(ProcessConfig):
     log_format: Format = Field(
         "text", description="Logs as `text` (key=value, or colours on a terminal), or as `json`, an object a line."
     )
+
+    def conflicts(self) -> list[str]:
+        return list(self._against_several_servers()) if self.servers > 1 else []
+
+    def _against_several_servers(self) -> Iterator[str]:
+        count, last = self.servers, max(self.grpc_port, self.metrics_port or 0) + self.servers - 1
+        if self.grpc_port == 0 or self.metrics_port == 0:
+            yield "key 'servers': each has a port of its own; set grpc_port and metrics_port to the first"
+        if last > MAX_PORT:
+            yield f"key 'servers': {count} servers would need port {last}; set a lower first one"
+        if self.metrics_port and abs(self.metrics_port - self.grpc_port) < count:
+            yield (
+                f"key 'metrics_port' = {self.metrics_port}: {count} servers listen on {self.grpc_port} to "
+                f"{self.grpc_port + count - 1} for gRPC; set metrics_port {count} or more away from grpc_port"
+            )
+        if self.advertise is not None and int(self.advertise.rpartition(":")[2]) + count - 1 > MAX_PORT:
+            yield f"key 'advertise': {count} servers would need a port beyond {MAX_PORT}; set a lower one"
+        if len(longest := f"{self.name}-{count - 1}") > MAX_NAME:
+            yield f"key 'name': {longest!r} is a server's name, and longer than {MAX_NAME} characters; shorten it"
+        if self.tls is not None or self.attestation is not None:
+            yield "key 'servers': with tls each pool needs a certificate of its name; start several pools"
+        if self.operator_token_file is not None:
+            yield "key 'operator_token_file': several servers would write one file; leave it out, each has its own"
+        if self.cpu_affinity:
+            yield "key 'cpu_affinity': workers of several servers would be pinned to the same cores; leave it out"

@@ -18,8 +18,7 @@ import os
 import random
 import signal
 import sys
-from contextlib import AsyncExitStack
-from pathlib import Path
+from contextlib import AsyncExitStack, suppress
 from typing import Any, Final
 
 import click
@@ -27,6 +26,7 @@ import structlog
 
 from cloud_pool.config import PoolConfig
 from tidegate import clock
+from tidegate.config import ConfigError, load
 from tidegate.runtime import events
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.ports import try_listen
@@ -42,8 +42,9 @@ log = structlog.get_logger(__name__)
 def server_config(config: PoolConfig, number: int) -> PoolConfig:
     """The configuration of one of the servers: a name and ports of its own, and its part of what all share.
 
-    The memory limit is divided where it is known (`MemoryLimit.sharing`). `threads` that were configured are those of a
-    worker, as with one server.
+    The memory limit is divided where it is known (`MemoryLimit.sharing`). `threads` is of one computation, of which
+    each worker has one at a time: a number holds for each, and what is not given is divided. vLLM's server of each is
+    given its part of a GPU, which has to be free when it starts.
     """
     servers, workers = config.servers, config.workers * max(1, len(config.devices))
     own: dict[str, Any] = {"name": f"{config.name}-{number}", "grpc_port": config.grpc_port + number}
@@ -57,23 +58,36 @@ def server_config(config: PoolConfig, number: int) -> PoolConfig:
     for key in ("generation_cache_bytes", "resident_bytes"):
         if (whole := getattr(config, key)) is not None:
             own[key] = max(1 << 20, whole // servers)
-    own["vllm"] = config.vllm.model_copy(update={"gpu_memory_ratio": config.vllm.gpu_memory_ratio / servers})
     held_bytes = max(2**16, config.limits.max_held_bytes // servers)
     own["limits"] = config.limits.model_copy(update={"max_held_bytes": held_bytes})
+    own["vllm"] = config.vllm.model_copy(update={"gpu_memory_ratio": config.vllm.gpu_memory_ratio / servers})
     if config.state_dir is not None:
         own["state_dir"] = config.state_dir / f"{config.name}-{number}"
     return config.model_copy(update=own)
 
 
+def handed_config() -> PoolConfig:
+    """The configuration that the parent of several servers hands one of them on stdin: file and environment may have
+    changed since the parent began, and a server that is started again must be as the others.
+
+    Raises:
+        ConfigError: it does not fit, or nothing was handed.
+    """
+    try:
+        keys: dict[str, Any] = json.loads(sys.stdin.buffer.read())
+    except ValueError as error:
+        raise ConfigError("one of several servers is started by their parent only: use `servers`") from error
+    return load(PoolConfig, **keys)
+
+
 class PoolServer:
     """One place among the servers: `start` its process, then `keep` it filled."""
 
-    def __init__(self, config: PoolConfig, number: int, path: Path | None) -> None:
-        self.name = f"{config.name}-{number}"
+    def __init__(self, config: PoolConfig) -> None:
+        """Args: config: this server's own."""
+        self.name = config.name
         self.ready: dict[str, Any] = {}
         self._config = config
-        self._number = number
-        self._path = path
         self._backoff = Backoff(random.random, base_s=0.5, cap_s=30.0)
         self._process: asyncio.subprocess.Process | None = None
         self._began_at = 0.0
@@ -84,19 +98,18 @@ class PoolServer:
 
     async def start(self) -> None:
         """Return when it serves. Raises StartError: it ended before."""
-        command = [sys.executable, "-P", "-m", "cloud_pool", "--server", str(self._number)]
-        if self._path is not None:
-            command += ["--config", str(self._path)]
+        command = [sys.executable, "-P", "-m", "cloud_pool", "--one-of-servers"]
         self.ready, self._began_at = {}, clock.now()
         self._process = await asyncio.create_subprocess_exec(
             *command,
             "--die-with-parent",
             str(os.getpid()),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=MOST_LINE_BYTES,
             start_new_session=True,  # a Ctrl-C in a terminal reaches the parent, which ends all in order
         )
+        await self._hand(self._process)
         reason = ""
         while not self.ready:
             event = await self._event(self._process)
@@ -147,6 +160,13 @@ class PoolServer:
             process.kill()
             await process.wait()
 
+    async def _hand(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(self._config.model_dump(mode="json", exclude_unset=True)).encode())
+        with suppress(OSError):  # it has ended, which the reader of its events tells
+            await process.stdin.drain()
+        process.stdin.close()
+
     @staticmethod
     async def _event(process: asyncio.subprocess.Process) -> dict[str, Any] | None:
         """Its next event; None at its end."""
@@ -171,48 +191,40 @@ class PoolServer:
         return f"<PoolServer {self.name} {self.pid}>"
 
 
+def check_servers(config: PoolConfig) -> None:
+    """Raise StartError where the keys do not go with several servers."""
+    if problems := config.conflicts():
+        raise StartError("\n".join(problems))
+
+
 def check_ports(config: PoolConfig) -> None:
-    """Raise StartError where a port of one of the servers is taken, before any of them starts."""
+    """Raise StartError where a port of one of the servers cannot be listened on, before any of them starts."""
     for key, first in (("grpc_port", config.grpc_port), ("metrics_port", config.metrics_port)):
         for number in range(config.servers if first else 0):
             assert first is not None
             try:
                 try_listen(config.host, first + number)
-            except OSError as error:
-                where = format_address(config.host, first + number)
+            except (OSError, UnicodeError) as error:
+                reason = (error.strerror if isinstance(error, OSError) else None) or error
                 raise StartError(
-                    f"key {key!r}: {config.name}-{number} cannot listen on {where} ({error.strerror or error}); "
-                    f"{config.servers} free ports from it on are needed"
+                    f"key {key!r} = {first}: {config.name}-{number} cannot listen on "
+                    f"{format_address(config.host, first + number)} ({reason}); {config.servers} free ports from it on "
+                    f"are needed: `ss -ltnp 'sport = :{first + number}'` shows who has this one"
                 ) from error
 
 
-def check_servers(config: PoolConfig) -> None:
-    """Raise StartError where the keys do not go with several servers."""
-    last = max(config.grpc_port, config.metrics_port or 0) + config.servers - 1
-    if config.grpc_port == 0 or config.metrics_port == 0:
-        raise StartError("key 'servers': each has a port of its own; set grpc_port and metrics_port to the first")
-    if last > 65535:
-        raise StartError(f"key 'servers': {config.servers} servers would need port {last}; set a lower first one")
-    if config.metrics_port and abs(config.metrics_port - config.grpc_port) < config.servers:
-        raise StartError("key 'metrics_port': within the servers' gRPC ports; set it apart from grpc_port")
-    if config.tls is not None or config.attestation is not None:
-        raise StartError("key 'servers': with tls each pool needs a certificate of its name; start several pools")
-    if config.cpu_affinity:
-        raise StartError("key 'cpu_affinity': workers of several servers would be pinned to the same cores")
-
-
-async def serve_several(config: PoolConfig, path: Path | None, *, alone: bool = False) -> None:
+async def serve_several(config: PoolConfig, *, alone: bool = False) -> None:
     """Run all servers until cancelled; ready when each serves.
 
     Args:
-        alone: no parent reads the events: a line on stderr for each server says where it is.
+        alone: no parent reads the events, so words on stderr say which servers there are.
 
     Raises:
         StartError: one of them cannot start.
     """
     check_servers(config)
     check_ports(config)
-    servers = [PoolServer(config, number, path) for number in range(config.servers)]
+    servers = [PoolServer(server_config(config, number)) for number in range(config.servers)]
     async with AsyncExitStack() as stack:
         stack.push_async_callback(_end_all, servers)
         for server in servers:

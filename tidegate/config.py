@@ -48,6 +48,10 @@ class ProcessConfig(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_nested_delimiter="__")
 
+    def conflicts(self) -> list[str]:
+        """Keys that are right by themselves and do not go together in a process of its own: each names the way out."""
+        return []
+
 
 def load(model: type[SettingsT], path: Path | None = None, /, **overrides: Any) -> SettingsT:
     """The configuration from `path` (none: defaults and environment), with `overrides` on top.

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from gateway.config.agreement import AgreementConfig
@@ -374,13 +374,6 @@ class GatewayConfig(ProcessConfig):
         return self
 
     @model_validator(mode="after")
-    def _tls_to_a_target_needs_the_gateways_own(self) -> Self:
-        named = [target.name for target in self.targets if target.tls]
-        if named and self.tls is None:
-            raise ValueError(f"target {named[0]!r} has tls: true, which needs the gateway's own section tls")
-        return self
-
-    @model_validator(mode="after")
     def _sources_can_work(self) -> Self:
         labels = [one.label for one in self.discovery]
         twice = sorted({one for one in labels if labels.count(one) > 1})
@@ -427,7 +420,10 @@ class GatewayConfig(ProcessConfig):
 
     @field_validator("targets")
     @classmethod
-    def _names_are_unique(cls, targets: tuple[TargetConfig, ...]) -> tuple[TargetConfig, ...]:
+    def _can_be_used(cls, targets: tuple[TargetConfig, ...], info: ValidationInfo) -> tuple[TargetConfig, ...]:
+        for target in targets:
+            if why := target.why_not(has_tls=info.data.get("tls") is not None):
+                raise ValueError(f"target {target.name!r} {why}")
         targets = tuple(one for target in targets for one in target.each())  # of a pool with several servers
         ids = [target.spec.id for target in targets]
         twice = sorted({one for one in ids if ids.count(one) > 1})

@@ -73,9 +73,17 @@ class TargetConfig(Section):
         if self.tier != "pool" or self.foreign or self.transport != "link":
             raise ValueError("servers: only a Tidegate pool with transport: link has several; list others one by one")
         port = self.address.rpartition(":")[2]
-        if not port.isdigit() or int(port) + self.servers - 1 > 65535:
+        if not (port.isascii() and port.isdecimal()) or int(port) + self.servers - 1 > 65535:
             raise ValueError(f"servers: address {self.address!r} must end in the port of the first of {self.servers}")
         return self
+
+    def why_not(self, *, has_tls: bool) -> str:
+        """Why a gateway with or without a section `tls` of its own cannot use it; "" where it can."""
+        if self.tls and not has_tls:
+            return "has tls: true, which needs the gateway's own section tls"
+        if self.servers > 1 and has_tls and self.tls is not False:
+            return "has servers, and a pool with several has no tls: set tls: false, or list pools with one server each"
+        return ""
 
     def each(self) -> tuple[Self, ...]:
         """One for each server."""

@@ -45,22 +45,21 @@ def read_targets(path: Path, *, has_tls: bool) -> tuple[Found, ...]:
             for one in error.errors()[:_ERRORS]
         ]
         raise ConfigError("\n".join(lines)) from error
-    if len(listed) > MOST_TARGETS:
-        raise ConfigError(f"{path}: {len(listed)} targets are more than {MOST_TARGETS}")
+    count = sum(one.servers for one in listed)
+    if count > MOST_TARGETS:
+        raise ConfigError(f"{path}: {count} targets are more than {MOST_TARGETS}")
     for place, target in enumerate(listed):
         if why := _misfit(target, has_tls=has_tls):
             raise ConfigError(f"{path}:{line_of(node, ('targets', place))}: target {target.name!r} {why}")
-    return tuple(Found(target.spec, target.draining) for target in listed)
+    return tuple(Found(one.spec, one.draining) for target in listed for one in target.each())
 
 
 def _misfit(target: ListedTargetConfig, *, has_tls: bool) -> str:
     if target.openai is not None:
         return "has transport: openai, which is for the gateway's own list `targets`"
-    if not is_name(target.name):
+    if not all(is_name(one.name) for one in target.each()):
         return "has a name that is not 1 to 64 letters, digits and . _ ~ -, starting with a letter or digit"
-    if target.tls and not has_tls:
-        return "has tls: true, which needs the gateway's own section tls"
-    return ""
+    return target.why_not(has_tls=has_tls)
 
 
 def line_of(node: Any, keys: Sequence[int | str]) -> int:

@@ -54,6 +54,10 @@ def test_the_memory_limit_is_divided_whether_it_is_configured_or_found() -> None
         ({"grpc_port": 0}, "servers"),
         ({"grpc_port": 65535}, "65536"),
         ({"grpc_port": 8101, "metrics_port": 8102}, "metrics_port"),
+        ({"grpc_port": 8101, "metrics_port": 8101}, "metrics_port"),
+        ({"advertise": "pool.lan:65535"}, "advertise"),
+        ({"name": "n" * 63}, "longer than 64 characters"),
+        ({"operator_token_file": "token"}, "operator_token_file"),
         ({"cpu_affinity": True}, "cpu_affinity"),
     ],
 )
@@ -70,7 +74,7 @@ def test_a_port_that_is_taken_is_found_before_any_server_starts() -> None:
         config = load(PoolConfig, servers=2, host="127.0.0.1", grpc_port=port - 1)
         with pytest.raises(StartError) as refused:
             check_ports(config)
-    assert f"key 'grpc_port': pool-1 cannot listen on 127.0.0.1:{port}" in str(refused.value)
+    assert f"key 'grpc_port' = {port - 1}: pool-1 cannot listen on 127.0.0.1:{port}" in str(refused.value)
 
 
 def test_a_gpus_memory_for_vllm_is_divided() -> None:
@@ -136,6 +140,7 @@ async def test_a_killed_server_comes_back_while_the_other_answers_and_a_signal_e
         pids = {name: one["pid"] for name, one in ready["servers"].items()}
         assert sorted(pids) == ["pool-0", "pool-1"]
         assert await _answers(port) and await _answers(port + 1)
+        config.write_text(yaml.safe_dump({**keys, "name": "other", "grpc_port": port + 7, "servers": 5}))
         os.kill(pids["pool-1"], signal.SIGKILL)
         ended = await _event(parent, "server_ended")
         assert (ended["name"], ended["how"]) == ("pool-1", "was ended by SIGKILL")
@@ -152,6 +157,51 @@ async def test_a_killed_server_comes_back_while_the_other_answers_and_a_signal_e
         if parent.returncode is None:
             parent.terminate()
             await parent.wait()
+
+
+@pytest.mark.slow
+async def test_a_pool_of_two_servers_that_is_asked_to_end_loses_no_request_beside_another(tmp_path: Path) -> None:
+    models = text_repository(tmp_path / "models")
+    ports = free_ports(3)
+    keys = {"warmup_budget_s": 0.5, "device": "cpu", "threads": 1, "model_repository": str(models)}
+    pools = []
+    for name, port, servers in (("two", ports, 2), ("one", ports + 2, 1)):
+        config = tmp_path / f"{name}.yaml"
+        config.write_text(yaml.safe_dump({**keys, "name": name, "grpc_port": port, "servers": servers}))
+        command = (sys.executable, "-m", "cloud_pool", "--config", str(config))
+        pools.append(await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE))
+    try:
+        for pool in pools:
+            await _event(pool, "ready")
+        targets = (
+            TargetConfig(name="two", address=f"127.0.0.1:{ports}", servers=2),  # type: ignore[call-arg]
+            TargetConfig(name="one", address=f"127.0.0.1:{ports + 2}"),  # type: ignore[call-arg]
+        )
+        served: list[Counter[str]] = [Counter(), Counter()]  # before the signal, and after the pool has ended
+        async with Gateway(config_over(models, *targets)) as gateway:
+            await gateway.static_targets_tried(30.0)
+
+            async def ask(number: int) -> None:
+                await clock.sleep(0.005 * number)
+                if number == 100:
+                    pools[0].terminate()
+                ended = pools[0].returncode is not None
+                now = clock.now()
+                reply = await gateway.dispatcher.infer(Call(text_request(), "oip-grpc", now, now + 10.0))
+                assert reply.route is not None
+                served[ended][reply.route.served_by] += 1
+
+            await asyncio.gather(*[ask(number) for number in range(300)])
+            assert await asyncio.wait_for(pools[0].wait(), WITHIN_S) == 0
+            for number in range(20):
+                await ask(number)
+        assert served[0].total() + served[1].total() == 320
+        assert set(served[1]) == {"pool/one"}
+    finally:
+        for pool in pools:
+            if pool.returncode is None:
+                pool.terminate()
+                await pool.wait()
 
 
 def text_request() -> InferRequest:

@@ -52,12 +52,21 @@ def test_a_pool_of_several_servers_is_a_target_for_each() -> None:
         ("{name: t, address: 'h:1', tier: edge, servers: 2}", "only a Tidegate pool with transport: link"),
         ("{name: t, address: 'h:65535', servers: 2}", "must end in the port of the first of 2"),
         ("{name: t, address: 'h', servers: 2}", "must end in the port of the first of 2"),
+        ("{name: t, address: 'h:1', tls: true, servers: 2}", "needs the gateway's own section tls"),
         ("{name: t, address: 'h:1', servers: 2}, {name: t-1, address: 'h:9'}", "two targets are called pool/t-1"),
     ],
 )
 def test_several_servers_where_there_are_none_are_an_error(tmp_path: Path, target: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         load(GatewayConfig, config_file(tmp_path, f"targets: [{target}]\n"))
+
+
+def test_a_gateway_with_tls_is_told_that_several_servers_have_none(tmp_path: Path) -> None:
+    tls = "tls: {cert: c, key: k, ca: a}\n"
+    with pytest.raises(ConfigError, match=r"target 't' has servers, .* set tls: false"):
+        load(GatewayConfig, config_file(tmp_path, tls + "targets: [{name: t, address: 'h:1', servers: 2}]\n"))
+    plain = "targets: [{name: t, address: 'h:1', servers: 2, tls: false}]\n"
+    assert not any(one.spec.encrypted for one in load(GatewayConfig, config_file(tmp_path, tls + plain)).targets)
 
 
 def test_two_targets_of_one_name_are_an_error_that_names_it(tmp_path: Path) -> None:

@@ -77,19 +77,17 @@ def run(
     path: Path | None,
     parent_pid: int | None,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
-    part: Callable[[ConfigT], ConfigT] | None = None,
+    read: Callable[[], ConfigT] | None = None,
 ) -> None:
     """Serve until a signal; exits with 1 and the reason when the process cannot start.
 
     Args:
-        part: of the configuration as it was read, what is this process's; None: all.
+        read: gives the configuration; None: it is read from `path` and the environment.
     """
     if parent_pid is not None:
         die_with_parent(parent_pid)
     try:
-        config = load(model, path)
-        if part is not None:
-            config = part(config)
+        config = load(model, path) if read is None else read()
         _set_up_logging(role, config)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(until_signal(serve(config)))

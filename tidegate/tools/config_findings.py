@@ -76,11 +76,18 @@ class ConfiguredPort(NamedTuple):
     key: str
     host: str
     port: int
+    server: int = 0  # which of several servers: each takes the next port
+
+    @property
+    def named(self) -> str:
+        words = f"key {self.key!r} = {self.port - self.server}"
+        return f"{words}, for server {self.server}" if self.server else words
 
 
 def said_wrongly(config: ProcessConfig) -> list[str]:
     """What can start on no machine."""
-    return [*_broker_problems(config), *_shared_ports(listeners(config))]
+    firsts = [one for one in listeners(config) if not one.server]  # of further servers `conflicts` tells
+    return [*config.conflicts(), *_broker_problems(config), *_shared_ports(firsts)]
 
 
 def missing_here(config: ProcessConfig, role: str) -> list[str]:
@@ -94,7 +101,7 @@ def missing_here(config: ProcessConfig, role: str) -> list[str]:
 def taken_ports(config: ProcessConfig) -> list[str]:
     """Ports that something listens on now, which may be this very process."""
     return [
-        f"key {one.key!r} = {one.port}: {format_address(one.host, one.port)} is taken; if not by this very process, "
+        f"{one.named}: {format_address(one.host, one.port)} is taken; if not by this very process, "
         "free it or set another"
         for one in listeners(config)
         if _listen_error(one) == errno.EADDRINUSE
@@ -104,10 +111,11 @@ def taken_ports(config: ProcessConfig) -> list[str]:
 def listeners(config: ProcessConfig) -> list[ConfiguredPort]:
     """The ports with a fixed number."""
     values = dict(_values(config))
-    every = str(values.get("host", "127.0.0.1"))
+    every, servers = str(values.get("host", "127.0.0.1")), values.get("servers", 1)
     return [
-        ConfiguredPort(key, values.get(HOST_OF.get(key, "host")) or every, value)
+        ConfiguredPort(key, values.get(HOST_OF.get(key, "host")) or every, value + server, server)
         for key, value in values.items()
+        for server in range(servers if type(value) is int and value + servers <= 2**16 else 1)
         if key.endswith("port") and "[]" not in key and type(value) is int and value  # in lists, others' ports
     ]
 
@@ -176,7 +184,7 @@ def _unusable_ports(config: ProcessConfig) -> Iterator[str]:
             )
         else:
             way_out = f"{one.host!r} is no address of this machine; 0.0.0.0 listens on all that it has"
-        yield f"key {one.key!r} = {one.port}: {way_out}"
+        yield f"{one.named}: {way_out}"
 
 
 def _closed(key: str, path: Path) -> str:

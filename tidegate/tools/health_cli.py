@@ -5,6 +5,8 @@ curl. The command reads the same file and environment as the process, dials its 
 health service, which every process answers there. Over TLS it shows the process's own certificate and demands the same
 one of the other side: pools and edges let their own role ask for their health, and for nothing else.
 
+A pool with several servers is ready when each is: every port is asked.
+
 Invariants: exit code 0 means ready; 1 means that the process answered "not ready" or did not answer, and says which; 2
 means that the command was called wrongly. The command never waits longer than `--timeout`, unless `--wait` says so.
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,18 +70,19 @@ def health(role: str, path: Path | None, timeout_s: float, wait_s: float, as_jso
     config: Any = load(config_model(role), path)
     if not config.grpc_port:
         raise ConfigError("key 'grpc_port' = 0 takes any free port, which nothing can find again: give it a number")
-    address = format_address(_LOOPBACK.get(config.host, config.host), config.grpc_port)
+    host = _LOOPBACK.get(config.host, config.host)
+    addresses = [format_address(host, config.grpc_port + number) for number in range(getattr(config, "servers", 1))]
     try:
         dialler = _dialler(role, config)
     except StartError as error:
         raise click.ClickException(str(error)) from error
-    trouble = asyncio.run(_until_ready(dialler, address, timeout_s, wait_s))
+    address, trouble = asyncio.run(_first_trouble(dialler, addresses, timeout_s, wait_s))
     if as_json:
         click.echo(json.dumps({"role": role, "address": address, "ready": trouble is None, "trouble": trouble}))
         sys.exit(0 if trouble is None else 1)
     if trouble is not None:
         raise NotReady(f"the {role} at {address} {trouble}")
-    click.echo(f"the {role} at {address} is ready")
+    click.echo("\n".join(f"the {role} at {one} is ready" for one in addresses))
 
 
 def _dialler(role: str, config: Any) -> Dialler:
@@ -89,6 +93,15 @@ def _dialler(role: str, config: Any) -> Dialler:
     except ValueError as error:
         raise StartError(f"key 'name': {error} (as the key 'tls' is set)") from error
     return Tls(config.tls).dialler(itself)
+
+
+async def _first_trouble(
+    dialler: Dialler, addresses: Sequence[str], timeout_s: float, wait_s: float
+) -> tuple[str, str | None]:
+    """Ask each of several servers at once: the address of the first that is not ready, and why; else the first."""
+    asked = (_until_ready(dialler, one, timeout_s, wait_s) for one in addresses)
+    troubles = dict(zip(addresses, await asyncio.gather(*asked), strict=True))
+    return next((item for item in troubles.items() if item[1] is not None), (addresses[0], None))
 
 
 async def _until_ready(dialler: Dialler, address: str, timeout_s: float, wait_s: float) -> str | None:

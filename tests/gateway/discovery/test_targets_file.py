@@ -106,3 +106,25 @@ def test_aliases_that_stay_small_may_be_used(tmp_path: Path) -> None:
         ("pool/a", "site"),
         ("pool/b", "site"),
     ]
+
+
+def test_a_pool_of_several_servers_is_a_target_for_each(tmp_path: Path) -> None:
+    (path := tmp_path / "targets.yaml").write_text(
+        "targets: [{name: a, address: 'h:8101', servers: 2, draining: true}]"
+    )
+    assert [(one.spec.id, one.spec.address, one.draining) for one in read_targets(path, has_tls=False)] == [
+        ("pool/a-0", "h:8101", True),
+        ("pool/a-1", "h:8102", True),
+    ]
+
+
+@pytest.mark.parametrize(("tls", "fits"), [("", False), (", tls: true", False), (", tls: false", True)])
+def test_a_gateway_with_tls_calls_several_servers_in_plain_text_only_where_that_is_said(
+    tmp_path: Path, tls: str, fits: bool
+) -> None:
+    (path := tmp_path / "targets.yaml").write_text(f"targets: [{{name: a, address: 'h:8101', servers: 2{tls}}}]")
+    if fits:
+        assert [one.spec.encrypted for one in read_targets(path, has_tls=True)] == [False, False]
+        return
+    with pytest.raises(ConfigError, match=r":1: target 'a' has servers, .* set tls: false"):
+        read_targets(path, has_tls=True)

@@ -250,3 +250,20 @@ def test_the_deployed_examples_could_start_where_their_files_are(file: Path) -> 
     role = {"site": "gateway", "cloud": "pool"}.get(file.stem, "edge")
     found = CliRunner().invoke(config, ["check", str(file), "--for", role, "--elsewhere"])
     assert found.exit_code == 0, found.output
+
+
+def test_ports_of_several_servers_are_checked_each(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    keys: dict[str, Any] = {"model_repository": str(tmp_path / "models"), "servers": 3}
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = int(taken.getsockname()[1])
+        found = check(tmp_path, "pool", "--json", **keys, grpc_port=port - 2)
+    assert any(
+        one.startswith(f"key 'grpc_port' = {port - 2}, for server 2: 127.0.0.1:{port} is taken")
+        for one in json.loads(found.stdout)["notes"]
+    )
+    meets = check(tmp_path, "pool", "--elsewhere", **keys, grpc_port=8101, metrics_port=8103)
+    assert meets.exit_code == 1
+    assert "key 'metrics_port' = 8103: 3 servers listen on 8101 to 8103 for gRPC" in meets.output

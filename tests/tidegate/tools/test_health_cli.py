@@ -22,6 +22,7 @@ from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.tls import TlsConfig
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.role_guard import ServerSecurity
+from tidegate.testing.ports import free_ports
 from tidegate.tools.health_cli import _trouble, health
 
 
@@ -38,13 +39,15 @@ class Named:
 
 
 @asynccontextmanager
-async def serving(host: Any, secured: ServerSecurity | None = None) -> AsyncIterator[int]:
+async def serving(host: Any, secured: ServerSecurity | None = None, port: int = 0) -> AsyncIterator[int]:
     """A port with the health service; yields its number."""
 
     def add(server: grpc.aio.Server) -> None:
         health_pb2_grpc.add_HealthServicer_to_server(HealthService(host, ()), server)
 
-    async with open_grpc_server(add, "127.0.0.1", 0, max_message_bytes=1 << 20, grace_s=0.1, secured=secured) as door:
+    async with open_grpc_server(
+        add, "127.0.0.1", port, max_message_bytes=1 << 20, grace_s=0.1, secured=secured
+    ) as door:
         await door.server.start()
         yield int(door.address.rpartition(":")[2])
 
@@ -76,6 +79,21 @@ async def test_each_process_is_asked_where_its_own_configuration_says(role: str,
     assert json.loads(told.stdout) == {
         "role": role, "address": f"127.0.0.1:{port}", "ready": False, "trouble": "is not ready"
     }  # fmt: skip
+
+
+async def test_a_pool_with_several_servers_is_ready_when_each_is(tmp_path: Path) -> None:
+    port = free_ports(2)
+    hosts = Named(), Named()
+    async with serving(hosts[0], port=port), serving(hosts[1], port=port + 1):
+        ready = await ask(tmp_path, "pool", grpc_port=port, servers=2)
+        hosts[1].is_ready = False
+        not_ready = await ask(tmp_path, "pool", grpc_port=port, servers=2)
+
+    assert ready.stdout.splitlines() == [
+        f"the pool at 127.0.0.1:{port} is ready", f"the pool at 127.0.0.1:{port + 1} is ready"
+    ]  # fmt: skip
+    assert not_ready.exit_code == 1
+    assert not_ready.stderr == f"Error: the pool at 127.0.0.1:{port + 1} is not ready\n"
 
 
 async def test_where_nothing_listens_it_says_so(tmp_path: Path) -> None:
