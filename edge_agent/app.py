@@ -45,6 +45,7 @@ from edge_agent.fleet.sync import EdgeSync
 from edge_agent.help.callers_host import CallersGuard
 from edge_agent.help.help_lines import HelpLines
 from edge_agent.help.helping_host import HelpingHost
+from edge_agent.help.mdns import MdnsNeighbours, MdnsScope
 from edge_agent.help.neighbour_host import NeighbourAnswers
 from edge_agent.help.neighbour_service import NeighbourService
 from edge_agent.offline.local_host import LocalHost
@@ -153,6 +154,7 @@ class EdgeApp:
         self._local: LocalHost | None = None
         self._lines: HelpLines | None = None  # to gateways and neighbours that help
         self._neighbours: NeighbourService | None = None  # that this device answers
+        self._mdns = self._announcer()
         self._dialling: GatewayDialler | None = None
         self._sensors: Sensors | None = None
         self._memory = MemoryWatch(lambda: self.deployment.serving.runners, draw, busy=lambda: self.host.busy)
@@ -279,6 +281,8 @@ class EdgeApp:
         await self._open_metrics()
         await self._stack.enter_async_context(self._loop_lag)
         self._stack.push_async_callback(self._drain)
+        if self._mdns is not None:  # says goodbye before the drain
+            await self._stack.enter_async_context(self._mdns)
         if self._sync is not None:
             await self._stack.enter_async_context(self._sync)
 
@@ -328,6 +332,11 @@ class EdgeApp:
         return self._lines
 
     @property
+    def mdns(self) -> MdnsNeighbours | None:
+        """What finds neighbours on the local network; None where it is off."""
+        return self._mdns
+
+    @property
     def local(self) -> LocalHost:
         """The models as local callers see them."""
         assert self._local is not None, "enter the app first"
@@ -359,7 +368,24 @@ class EdgeApp:
     def _neighbours_that_help(self) -> Mapping[str, str]:
         """Address → "edge/NAME"."""
         section, published = self.config.help, {} if self._sync is None else self._sync.neighbours
-        return {} if section is None else neighbour_addresses(section.neighbours, published, self.config.name)
+        announced = {} if self._mdns is None else self._mdns.found
+        return (
+            {} if section is None else neighbour_addresses(section.neighbours, published, self.config.name, announced)
+        )
+
+    def _announcer(self) -> MdnsNeighbours | None:
+        """What finds neighbours on the local network; None where it is off."""
+        config, section = self.config, self.config.mdns
+        if section is None:
+            return None
+        named = () if config.help is None else neighbours_by_mqtt(config.help.neighbours, config.name)
+        return MdnsNeighbours(
+            config.name,
+            MdnsScope(config.fleet, section.site, section.interfaces, section.ttl_s),
+            address=None if config.answer_neighbours is None else lambda: self.addresses["grpc"],
+            looks_for=None if config.help is None else lambda name: name in named or section.may_ask(name),
+            named=named,
+        )
 
     def _dialler_of(self, address: str, named: str) -> Dialler | None:
         return None if self._dialling is None else self._dialling.dialler(address, named)
@@ -404,6 +430,7 @@ class EdgeApp:
             "loop_stalled": self._loop_lag.cost.evidence,
             "configuration": None if self._configuration is None else to_builtins(self._configuration.report),
             **({} if self._lines is None else {"help": self._lines.told(now)}),
+            **({} if self._mdns is None else {"mdns": self._mdns.told()}),
             **({} if self._neighbours is None else {"answers_neighbours": self._neighbours.askers}),
             **await self.offline.state(),
         }

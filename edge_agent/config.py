@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from fnmatch import fnmatchcase
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from edge_agent.core.dial_policy import DialOut
+from edge_agent.core.help.announcement import MOST_NAME_BYTES
 from edge_agent.core.help.neighbour_addresses import neighbours_by_mqtt
 from tidegate.config import OPERATOR_TOKEN_FILE, REPOSITORY_POLL_S, ProcessConfig, Section, Shares
 from tidegate.engines.onnx_providers import known_device
@@ -22,6 +24,7 @@ from tidegate.pipeline.config import StepsConfig, default_steps
 from tidegate.runtime.logs import Format, Level
 from tidegate.security.attestation.attester import AttestationConfig
 from tidegate.security.tls import TlsConfig
+from tidegate.servers.address import is_loopback
 from tidegate.servers.foreign_sites import Origin
 from tidegate.servers.limits_config import LimitsConfig, default_limits
 from tidegate.serving.repository_control import ControlMode
@@ -137,6 +140,51 @@ class AnswerNeighboursConfig(Section):
         return any(fnmatchcase(model, one) for one in self.models)
 
 
+def _interface(text: str) -> str:
+    """`text` itself. Raises ValueError for what is no IPv4 address."""
+    IPv4Address(text)
+    return text
+
+
+class MdnsConfig(Section):
+    """How neighbours find each other on the local network (`docs/asking-for-help.md`)."""
+
+    devices: tuple[str, ...] = Field(
+        (),
+        max_length=256,
+        description="Globs of the devices that may be asked once they were found, beside those of `help.neighbours`. "
+        "Each must allow it by its own `answer_neighbours`, and over TLS prove its name.",
+    )
+    site: str = Field(
+        "",
+        max_length=64,
+        description="Announced, and demanded of others: devices of another site, or fleet, on the same network are "
+        "passed over.",
+    )
+    interfaces: tuple[Annotated[str, AfterValidator(_interface)], ...] = Field(
+        (),
+        max_length=16,
+        description="IPv4 addresses of this device's interfaces on which it announces and looks. None: all but "
+        "loopback.",
+    )
+    ttl_s: float = Field(
+        60.0,
+        ge=5.0,
+        le=4500.0,
+        description="Seconds for which others may believe an announcement. Less forgets a device that was killed "
+        "sooner, and sends more.",
+    )
+
+    def may_ask(self, device: str) -> bool:
+        """Whether the device of this name may be asked once it was found."""
+        return any(fnmatchcase(device, one) for one in self.devices)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nothing leaves this machine."""
+        return bool(self.interfaces) and all(IPv4Address(one).is_loopback for one in self.interfaces)
+
+
 class RolloutConfig(Section):
     """How models are rolled out to this device (`docs/rollout.md`)."""
 
@@ -208,6 +256,12 @@ class EdgeConfig(ProcessConfig):
         None,
         description="Answer other devices of this site that have this one in their `help.neighbours`, behind this "
         "device's own callers. None: nobody's requests but a gateway's and local callers'.",
+    )
+    mdns: MdnsConfig | None = Field(
+        None,
+        description="Announce this device to neighbours on the local network where it answers them, and look for "
+        "those that it may ask, by multicast DNS. Needs `tls`, and the package zeroconf. None: nothing is sent, and "
+        "nobody is looked for.",
     )
     model_repository: Path = Field(Path("models"), description="Folder with a folder per model and version.")
     model_control: ControlMode = Field(
@@ -396,12 +450,12 @@ class EdgeConfig(ProcessConfig):
     def _help_needs_a_gateway_to_dial(self) -> Self:
         if self.help is None:
             return self
-        if self.mqtt is None and (unknown := neighbours_by_mqtt(self.help.neighbours, self.name)):
+        if self.mqtt is None and self.mdns is None and (unknown := neighbours_by_mqtt(self.help.neighbours, self.name)):
             raise ValueError(
                 f"help.neighbours: the address of {unknown[0]!r} is told over `mqtt`, which is not set: set it, or say "
-                f"{unknown[0]}@HOST:PORT"
+                f"{unknown[0]}@HOST:PORT, or set `mdns`"
             )
-        if self.help.neighbours:
+        if self.help.neighbours or (self.mdns is not None and self.mdns.devices):
             return self
         if self.dial_out == "never":
             raise ValueError("help dials a gateway's link_port, and dial_out: never forbids it: leave one of them out")
@@ -410,4 +464,25 @@ class EdgeConfig(ProcessConfig):
                 "help needs a gateway to ask: set `gateways`, or `mqtt`, over which gateways tell theirs; or a "
                 "neighbour (`help.neighbours`)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _mdns_needs_somebody_and_proof(self) -> Self:
+        mdns = self.mdns
+        if mdns is None:
+            return self
+        if self.answer_neighbours is None and self.help is None:
+            raise ValueError(
+                "mdns announces a device that answers neighbours, and looks for those that one asks: set "
+                "`answer_neighbours` or `help`, or leave it out"
+            )
+        if self.tls is None and not mdns.is_loopback:
+            raise ValueError(
+                "mdns: on a network anybody may announce any name, and only certificates tell who answers at an "
+                "address: set `tls` (docs/security.md), or write addresses: help.neighbours: [NAME@HOST:PORT]"
+            )
+        if self.answer_neighbours is not None and is_loopback(self.host) and not mdns.is_loopback:
+            raise ValueError(f"mdns would announce a device that listens on host: {self.host}: no other reaches that")
+        if len(self.name) > MOST_NAME_BYTES:
+            raise ValueError(f"mdns: the name {self.name!r} is longer than {MOST_NAME_BYTES} characters")
         return self

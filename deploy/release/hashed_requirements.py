@@ -41,7 +41,8 @@ SETS: Final = {
     "pool-llm": ("cloud-llm", "vllm", "announce", "metrics", "tracing"),
     "client": ("client",),
     "operator": ("operator",),
-    "pipelines": ("text", "wasm"),  # beside the edge's or the pool's
+    "pipelines": ("text", "wasm", "images"),  # beside the edge's or the pool's
+    "mdns": ("mdns",),  # beside the edge's
 }
 PYTHONS: Final = ("3.11", "3.12", "3.13")
 MACHINES: Final = ("x86_64", "aarch64")

@@ -79,6 +79,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
             told=_helpers(agent),
             neighbours=[one for one in config.help.neighbours if one != config.name] if config.help else (),
         ),
+        *_mdns(config, agent),
         diagnosis.gateways(
             reached,
             dial_out=config.dial_out,
@@ -397,6 +398,13 @@ def _workers(agent: dict[str, Any] | None) -> list[DoctorFinding]:
 def _callers(agent: dict[str, Any] | None) -> list[str]:
     links = (agent or {}).get("links")
     return [f"{name} ({path})" for name, path in links.items()] if isinstance(links, dict) else []
+
+
+def _mdns(config: EdgeConfig, agent: dict[str, Any] | None) -> list[DoctorFinding]:
+    if config.mdns is None:
+        return []
+    told = (agent or {}).get("mdns")
+    return [diagnosis.mdns(looks=config.help is not None, told=told if isinstance(told, dict) else None)]
 
 
 def _helpers(agent: dict[str, Any] | None) -> list[dict[str, Any]] | None:

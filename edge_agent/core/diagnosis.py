@@ -375,6 +375,29 @@ def asking_for_help(
     )
 
 
+def mdns(*, looks: bool, told: Mapping[str, object] | None) -> DoctorFinding:
+    """Judge whether neighbours are found on the local network.
+
+    Args:
+        looks: whether this device looks for others, beside announcing itself.
+        told: what the running agent says; None: none runs, or it says nothing.
+    """
+    advice = "let multicast DNS (224.0.0.251, UDP 5353) through between the devices: docs/asking-for-help.md"
+    if told is None:
+        return DoctorFinding("mdns", "ok", "on; what it finds the running agent says")
+    if trouble := str(told.get("trouble") or ""):
+        return DoctorFinding("mdns", "warning", trouble, f"see `mdns.interfaces`; {advice}")
+    announced = str(told.get("announced") or "")
+    words = f"announced at {announced}" if announced else "not announced: it answers no neighbours"
+    if not looks:
+        return DoctorFinding("mdns", "ok", words)
+    found = told.get("found")
+    names = [f"{name} at {at}" for name, at in sorted(found.items())] if isinstance(found, dict) else []
+    if not names:
+        return DoctorFinding("mdns", "warning", f"{words}; nobody was found who may be asked", advice)
+    return DoctorFinding("mdns", "ok", f"{words}; found: {', '.join(names)}")
+
+
 def _peer_name(told: Mapping[str, object]) -> str:
     return str(told.get("gateway") or told.get("neighbour"))
 

@@ -18,7 +18,8 @@ Faults are put into the weights' file in a copy of the folder:
     flip N               the highest bit of the exponent of one of the scales, drawn by chance
 
 The real core then lives through months of such scores, as in `tests.bench.agreement`, which has the other metrics. The
-pool's extra work is what the real budget lets through where every answer of devices is drawn.
+pool's extra work is what the real budget lets through of answers that take a pool 4 s each, half of them at devices, as
+the section `agreement` is meant (1 % of devices' answers is drawn) and where every answer is drawn.
 
 Aims: each fault that matters is found within 200 compared answers; at most one false alarm in a device-month; at most
 2 % more pool work.
@@ -256,7 +257,11 @@ def main() -> None:
     table(["fault", "mean", "median answers", "most"], rows)
     alarms = false_alarms(terms, natural, months, 0) / months
     back = returns_after(terms, natural, faults["scales"], seeds)
-    work = extra_work(600.0 if chosen.quick else 7200.0, 0.25, 0.25, 1.0, 20, compute_s=4.0, shadow_s=0.7)
+    seconds = 3600.0 * (1 if chosen.quick else 24)
+    work = {
+        name: extra_work(seconds, 0.25, 0.25, share, 20, compute_s=4.0, shadow_s=0.7)
+        for name, share in (("as_meant", 0.01), ("every_answer", 1.0))
+    }
     report.figures |= {
         "faults_found_late": late,
         "false_alarms_per_device_month": alarms,
@@ -267,7 +272,7 @@ def main() -> None:
     print(f"natural {report.figures['natural']}; {alarms:g} false alarms a month; back after {median(back):g}; {work}")
     report.goal(Goal("agreement_tokens_faults_found_late", float(late), 0.0, "<="))
     report.goal(Goal("agreement_tokens_false_alarms_per_device_month", alarms, 1.0, "<="))
-    report.goal(Goal("agreement_tokens_pool_work_ratio", work["of_pool_work"], 0.02, "<="))
+    report.goal(Goal("agreement_tokens_pool_work_ratio", work["as_meant"]["of_pool_work"], 0.02, "<="))
     report.write()
 
 

@@ -7,6 +7,8 @@ is the time of the call with it less that without it, in turn, in CPU time of th
 machine count for little; its own work is what its function takes for the same tensors by itself. A WebAssembly step
 that gives its input back has no work of its own: all of it is the sandbox, its store, and the two copies.
 
+The step `image_decode` is held against Pillow by itself: opening a file of PNG, RGB, the size and an array of it.
+
 Behind it the same through a worker process: text in and the name of a class out, seven steps of which two are
 modules, against the bare model with tokens in.
 
@@ -19,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -27,17 +30,19 @@ import numpy as np
 import uvloop
 from msgspec.structs import replace
 from numpy.typing import NDArray
+from PIL import Image
 
 from tests.bench.harness import Goal, Report, Spread, parser, table
+from tests.support.models.images import as_file, as_tensor
 from tests.support.models.pipelines import LABELS, wat_of_the_docs, weather_repository
 from tidegate import clock
 from tidegate.engines.engine import load_engine
 from tidegate.models.digest import sha256_of
-from tidegate.models.manifest import Cost, Manifest, Pipeline, TensorSpec
-from tidegate.models.steps import SoftmaxStep, Step, TopKStep, WasmStep
+from tidegate.models.manifest import Axis, Cost, Manifest, Pipeline, TensorSpec
+from tidegate.models.steps import ImageDecodeStep, SoftmaxStep, Step, TopKStep, WasmStep
 from tidegate.pipeline.config import default_steps
 from tidegate.pipeline.pipeline_engine import PipelineEngine
-from tidegate.pipeline.plan import plan_of
+from tidegate.pipeline.plan import StepPlan, plan_of
 from tidegate.pipeline.scores import softmax, top_k
 from tidegate.types import Datatype
 from tidegate.workers.process import EngineSpec, WorkerProcess
@@ -99,6 +104,26 @@ class OneRow:
 
     def __repr__(self) -> str:
         return f"<OneRow {self._engine!r}>"
+
+
+def decoding_us(repeats: int) -> list[float]:
+    """What `image_decode` adds to Pillow's own work for a photograph of 448 x 448 pixels that becomes 224 x 224."""
+    side = 224
+    noise = np.random.default_rng(1).integers(0, 256, (56, 56, 3)).astype(np.uint8)
+    file = as_file(Image.fromarray(noise).resize((2 * side, 2 * side)))
+    pixels = TensorSpec("pixels", Datatype.UINT8, ("batch", side, side, 3))
+    step = ImageDecodeStep(("file",), ("pixels",), height=side, width=side)
+    pipeline = Pipeline((pixels,), (), Cost("pixels", "pixels"), before=(step,))
+    files = TensorSpec("file", Datatype.BYTES, ("batch",))
+    limits = default_steps().limits
+    engine = PipelineEngine(StepPlan(pipeline, (files,), (), {"batch": Axis(1, 8)}, "", limits=limits, part="before"))
+    given = {"file": as_tensor(file)}
+
+    def pillow() -> object:
+        with Image.open(BytesIO(file), formats=("PNG",)) as image:
+            return np.array(image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR))
+
+    return [added_us(lambda: engine.infer(given), pillow) for _ in range(repeats + 1)][1:]
 
 
 def module_step(folder: Path, takes: str, gives: str) -> WasmStep:
@@ -169,6 +194,7 @@ def main() -> None:
         if there:
             (folder / "same.wasm").write_bytes(wasmtime.wat2wasm(_SAME))
         found = steps_us(folder, manifest, repeats, modules=there)
+        found["image_decode, beside Pillow"] = decoding_us(repeats)
         if there:
             found |= uvloop.run(through_worker_us(folder, manifest, repeats))
     spreads = {name: Spread.of(values) for name, values in found.items()}
@@ -179,6 +205,7 @@ def main() -> None:
     report.figures |= spreads
     report.goal(Goal("pipeline_step_us", spreads["one step more"].median, AIM_US, "<="))
     report.goal(Goal("pipeline_of_one_step_us", spreads["a pipeline with one step"].median, AIM_US, "<="))
+    report.goal(Goal("image_decode_step_us", spreads["image_decode, beside Pillow"].median, AIM_US, "<="))
     module = spreads.get("a WebAssembly step more")
     why = "" if module is not None else "wasmtime is not installed"
     report.goal(Goal("wasm_step_us", None if module is None else module.median, AIM_US, "<=", why))

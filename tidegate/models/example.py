@@ -7,9 +7,11 @@ Optional inputs are left out. The same arguments always give the same arrays.
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Mapping
 from math import ceil, floor
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from tidegate.models.manifest import Bounds, Manifest, TensorSpec
 from tidegate.types import Datatype
 
+_PNG: Final = b"\x89PNG\r\n\x1a\n"  # how each file begins
 _WORD = b"the "  # one token of most vocabularies of English, and the four bytes that `work.py` takes one for
 
 
@@ -33,7 +36,7 @@ def example_arrays(manifest: Manifest, lengths: Mapping[str, int], seed: int = 0
             spec,
             tuple(sizes[entry] if isinstance(entry, str) else entry for entry in spec.shape),
             random,
-            text=_text_for(manifest, spec, sizes),
+            content=_content_for(manifest, spec, sizes),
         )
         for spec in manifest.inputs
         if not spec.optional or (manifest.sequence is not None and spec.name in manifest.sequence.state_inputs)
@@ -52,21 +55,43 @@ def _sizes(manifest: Manifest, lengths: Mapping[str, int]) -> dict[str, int]:
     return {name: lengths.get(name, axis.min) for name, axis in manifest.axes.items()}
 
 
-def _text_for(manifest: Manifest, spec: TensorSpec, sizes: Mapping[str, int]) -> bytes:
-    """A text that becomes about as many tokens as the axis of its token ids is long, where a pipeline makes them."""
-    step = None if manifest.pipeline is None else manifest.pipeline.tokenizing(spec.name)
-    if step is None or manifest.pipeline is None:
+def _content_for(manifest: Manifest, spec: TensorSpec, sizes: Mapping[str, int]) -> bytes:
+    """An element of BYTES: an image where a pipeline decodes it, and else a text.
+
+    A text becomes about as many tokens as the axis of its token ids is long, where a pipeline makes them. An image has
+    twice the sides of what it becomes, where the step takes that: most are larger than their model.
+    """
+    if manifest.pipeline is None or spec.datatype is not Datatype.BYTES:
+        return b"example"
+    decode = manifest.pipeline.decoding(spec.name)
+    if decode is not None:
+        rows = max(1, *sizes.values()) if sizes else 1
+        larger = 2 if 4 * rows * decode.height * decode.width <= decode.max_pixels else 1
+        return grey_png(larger * decode.height, larger * decode.width)
+    step = manifest.pipeline.tokenizing(spec.name)
+    if step is None:
         return b"example"
     ids = next((one for one in manifest.pipeline.inputs if one.name == step.outputs[0]), None)
     length = ids.shape[-1] if ids is not None else 1
     return _WORD * min(sizes[length] if isinstance(length, str) else length, step.max_tokens)
 
 
+def grey_png(height: int, width: int) -> bytes:
+    """A file of PNG, 8 bits of grey a pixel, from dark to light. Source: the PNG specification, 5.3 and 11.2."""
+    rows = (np.arange(height)[:, None] + np.arange(width)[None, :]).astype(np.uint8)
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), rows], axis=1)  # each begins with its filter: none
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 1)), (b"IEND", b""))
+    return _PNG + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
+    )
+
+
 def _values(
-    spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, *, text: bytes = b"example"
+    spec: TensorSpec, shape: tuple[int, ...], random: np.random.Generator, *, content: bytes = b"example"
 ) -> NDArray[Any]:
     if spec.datatype is Datatype.BYTES:
-        return np.full(shape, text, dtype=object)
+        return np.full(shape, content, dtype=object)
     if spec.datatype is Datatype.BOOL:
         return np.ones(shape, dtype=bool)
     if spec.datatype is Datatype.BF16:

@@ -29,7 +29,7 @@ import msgspec
 
 from tidegate.models.generative import GenerationCost, Generative
 from tidegate.models.split.layer_split import LayerSplit, SplitHalf
-from tidegate.models.steps import Step, StepWithFile, TokenizeStep, WasmStep
+from tidegate.models.steps import ImageDecodeStep, Step, StepWithFile, TokenizeStep, WasmStep
 from tidegate.placement_pin import Pin
 from tidegate.types import Datatype
 
@@ -225,6 +225,10 @@ class Pipeline(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
                 return step
             texts.update(step.outputs)
         return None
+
+    def decoding(self, images: str) -> ImageDecodeStep | None:
+        """The step that decodes the input called `images`."""
+        return next((one for one in self.before if isinstance(one, ImageDecodeStep) and images in one.inputs), None)
 
 
 class Stateful(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -15,6 +15,7 @@ from typing import Any, Final
 from tidegate.models.manifest import Manifest, Pipeline, TensorSpec
 from tidegate.models.steps import (
     MOST_STEPS,
+    ImageDecodeStep,
     LabelsStep,
     NormaliseStep,
     PoolingStep,
@@ -32,7 +33,10 @@ from tidegate.types import Datatype
 _FLOATS: Final = frozenset({Datatype.FP16, Datatype.FP32, Datatype.FP64})
 _IDS: Final = frozenset({Datatype.INT32, Datatype.INT64})
 _PIXELS: Final = frozenset({Datatype.UINT8, Datatype.FP32})
+_DECODED: Final = frozenset({Datatype.UINT8, Datatype.FP16, Datatype.FP32})
 _MOST_SIDE: Final = 16384  # pixels
+_MOST_DECODED_PIXELS: Final = 1 << 26  # of a request; 4 bytes each, and as many again while modes are changed
+_MOST_ENCODED_BYTES: Final = 64 << 20
 _MOST_TENSORS: Final = 64
 Specs = Sequence[TensorSpec]
 
@@ -57,6 +61,7 @@ def pipeline_problems(manifest: Manifest, pipeline: Pipeline) -> Iterator[str]:
     yield from problems
     if not problems:
         yield from _flow(manifest, pipeline, specs)
+        yield from _most_pixels(manifest, pipeline, specs)
     yield from _files(pipeline)
 
 
@@ -115,6 +120,21 @@ def _side(side: str, steps: Sequence[Step], specs: Mapping[str, TensorSpec], the
             yield from (f"{key}: {problem}" for problem in _step(step, takes, [specs[one] for one in step.outputs]))
 
 
+def _most_pixels(manifest: Manifest, pipeline: Pipeline, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
+    """Whether as many images as a batch may have can be decoded at all, were they no larger than the model's own."""
+    for step in pipeline.before:
+        if not isinstance(step, ImageDecodeStep) or not step.inputs or not specs[step.inputs[0]].shape:
+            continue
+        rows = specs[step.inputs[0]].shape[0]
+        if isinstance(rows, str):
+            rows = min(manifest.axes[rows].max, manifest.batching.max_batch_size) if rows in manifest.axes else 1
+        if rows * step.height * step.width > step.max_pixels:
+            yield (
+                f"pipeline (image_decode).max_pixels: {step.max_pixels} are fewer than {rows} images of {step.height} "
+                f"x {step.width} have, which is the largest batch; raise it, or lower batching.max_batch_size"
+            )
+
+
 def _files(pipeline: Pipeline) -> Iterator[str]:
     digests: dict[str, str] = {}
     for step in pipeline.steps:
@@ -142,11 +162,39 @@ def _tokenize(step: TokenizeStep, takes: Specs, gives: Specs) -> Iterator[str]:
         yield "ids and mask must have one shape"
 
 
-def _resize(step: ResizeStep, takes: Specs, gives: Specs) -> Iterator[str]:
+def _image_decode(step: ImageDecodeStep, takes: Specs, gives: Specs) -> Iterator[str]:
     yield from _counts(takes, gives, (1,), (1,))
-    for key, side in (("height", step.height), ("width", step.width)):
+    yield from _sides(step.height, step.width)
+    if step.height * step.width > _MOST_DECODED_PIXELS:
+        yield f"height: {step.height} x {step.width} are more than {_MOST_DECODED_PIXELS} pixels"
+    bounds = (("max_pixels", step.max_pixels, _MOST_DECODED_PIXELS), ("max_bytes", step.max_bytes, _MOST_ENCODED_BYTES))
+    for key, value, most in bounds:
+        if not 1 <= value <= most:
+            yield f"{key}: {value} must be from 1 to {most}"
+    yield from _of(takes, frozenset({Datatype.BYTES}), 1, "files of images")
+    yield from _of(gives, _DECODED, 4, "images")
+    channels = 3 if step.channels == "RGB" else 1
+    yield from _scaling(step, channels)
+    sides = (step.height, step.width)
+    wanted = (channels, *sides) if step.layout == "nchw" else (*sides, channels)
+    for spec in gives:
+        if len(spec.shape) == 4 and spec.shape[1:] != wanted:
+            yield f"{spec.name!r} has shape {list(spec.shape)}, but each image becomes {list(wanted)} ({step.layout})"
+        if takes and spec.shape[:1] != takes[0].shape[:1]:
+            yield f"{spec.name!r} must have as many rows as {takes[0].name!r}"
+        if spec.datatype is Datatype.UINT8 and (step.scale, step.mean, step.std) != (1.0, (0.0,), (1.0,)):
+            yield f"scale: {spec.name!r} is UINT8, and what is scaled is FP32 or FP16; leave scale, mean and std out"
+
+
+def _sides(height: int, width: int) -> Iterator[str]:
+    for key, side in (("height", height), ("width", width)):
         if not 1 <= side <= _MOST_SIDE:
             yield f"{key}: {side} must be from 1 to {_MOST_SIDE} pixels"
+
+
+def _resize(step: ResizeStep, takes: Specs, gives: Specs) -> Iterator[str]:
+    yield from _counts(takes, gives, (1,), (1,))
+    yield from _sides(step.height, step.width)
     yield from _of(takes, _PIXELS, 4, "images [rows, height, width, channels]")
     yield from _of(gives, frozenset({Datatype.FP32}), 4, "images [rows, height, width, channels]")
     if gives and len(gives[0].shape) == 4 and gives[0].shape[1:3] != (step.height, step.width):
@@ -157,7 +205,10 @@ def _normalise(step: NormaliseStep, takes: Specs, gives: Specs) -> Iterator[str]
     yield from _counts(takes, gives, (1,), (1,))
     yield from _of(takes, _PIXELS, 4, "images [rows, height, width, channels]")
     yield from _of(gives, frozenset({Datatype.FP32}), 4, "images")
-    channels = takes[0].shape[3] if takes and len(takes[0].shape) == 4 else 1
+    yield from _scaling(step, takes[0].shape[3] if takes and len(takes[0].shape) == 4 else 1)
+
+
+def _scaling(step: NormaliseStep | ImageDecodeStep, channels: int | str) -> Iterator[str]:
     for key, values in (("mean", step.mean), ("std", step.std)):
         if len(values) != 1 and len(values) != channels:
             yield f"{key}: {len(values)} values for {channels} channels; give one, or one a channel"
@@ -209,6 +260,7 @@ def _wasm(step: WasmStep, takes: Specs, gives: Specs) -> Iterator[str]:
 
 _CHECKS: Final[Mapping[type, Callable[[Any, Specs, Specs], Iterator[str]]]] = {
     TokenizeStep: _tokenize,
+    ImageDecodeStep: _image_decode,
     ResizeStep: _resize,
     NormaliseStep: _normalise,
     PoolingStep: _pool,

@@ -15,6 +15,8 @@ import msgspec
 MOST_STEPS: Final = 32
 Pooling = Literal["mean", "first", "max"]
 Layout = Literal["nchw", "nhwc"]
+Fit = Literal["resize", "crop", "pad"]
+Channels = Literal["RGB", "L"]
 
 
 class PipelineStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="step"):
@@ -36,6 +38,24 @@ class TokenizeStep(StepWithFile, frozen=True, forbid_unknown_fields=True, omit_d
     """Texts to token ids, by a tokenizer.json; with a second output also the mask that says what is padding."""
 
     max_tokens: int
+
+
+class ImageDecodeStep(PipelineStep, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="image_decode"):
+    """Files of JPEG or PNG to pixels of one size, as the model takes them; the output's datatype says of what kind.
+
+    Bounds hold for all images of a request together, `max_pixels` for what their headers say, before any is decoded.
+    """
+
+    height: int
+    width: int
+    fit: Fit = "resize"  # of other shapes: stretched, cut at the longer side, or black where nothing is
+    channels: Channels = "RGB"  # L: grey
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    scale: float = 1.0
+    layout: Layout = "nhwc"
+    max_pixels: int = 1 << 24
+    max_bytes: int = 8 << 20
 
 
 class ResizeStep(PipelineStep, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag="resize"):
@@ -79,7 +99,17 @@ class WasmStep(StepWithFile, frozen=True, forbid_unknown_fields=True, omit_defau
     """A WebAssembly module of the author's own, run in a sandbox (docs/pipelines.md)."""
 
 
-Step = TokenizeStep | ResizeStep | NormaliseStep | PoolingStep | SoftmaxStep | TopKStep | LabelsStep | WasmStep
+Step = (
+    TokenizeStep
+    | ImageDecodeStep
+    | ResizeStep
+    | NormaliseStep
+    | PoolingStep
+    | SoftmaxStep
+    | TopKStep
+    | LabelsStep
+    | WasmStep
+)
 
 
 def kind_of(step: Step) -> str:

@@ -50,6 +50,8 @@ def work_of(manifest: Manifest, request: InferRequest) -> Work:
             shape = tensor.shape or (1,)
             if tensor.datatype is Datatype.BYTES and cost.feature == "tokens":
                 return _work_of_text(manifest, tensor, shape[0])
+            if tensor.datatype is Datatype.BYTES and cost.feature == "pixels":
+                return _work_of_images(manifest, tensor, shape[0])
             return Work(float(_units(cost.feature, tensor, shape)), shape[0], shape[-1] if len(shape) > 1 else 1)
     return Work(units=1.0, rows=1, longest_row=1)
 
@@ -75,6 +77,18 @@ def _work_of_text(manifest: Manifest, tensor: Tensor, rows: int) -> Work:
     if step is not None:
         tokens = min(tokens, step.max_tokens)
     return Work(float(tokens * elements), rows, tokens)
+
+
+def _work_of_images(manifest: Manifest, tensor: Tensor, rows: int) -> Work:
+    """Of files of images that a pipeline decodes, where the model runs: by the pixels that the model gets of them.
+
+    What decoding takes grows with the pixels that are sent. Those are not looked for: they have another price than
+    the model's, and one slope for both would charge a large photograph as some hundred rows.
+    """
+    step = None if manifest.pipeline is None else manifest.pipeline.decoding(tensor.name)
+    if step is None:
+        return Work(float(tensor.elements), rows, 1)
+    return Work(float(rows * step.height * step.width), rows, step.width)
 
 
 def _units(feature: Feature, tensor: Tensor, shape: tuple[int, ...]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tidegate.models.steps import NormaliseStep, ResizeStep
+from tidegate.models.steps import ImageDecodeStep, NormaliseStep, ResizeStep
 
 Image = NDArray[np.float32]
 
@@ -35,7 +35,7 @@ def _places(size: int, wanted: int) -> tuple[NDArray[np.int64], NDArray[np.int64
     return first, np.minimum(first + 1, size - 1), (centre - first).astype(np.float32)
 
 
-def normalise(step: NormaliseStep, images: NDArray[Any]) -> Image:
+def normalise(step: NormaliseStep | ImageDecodeStep, images: NDArray[Any]) -> Image:
     """`(x * scale - mean) / std` of uint8 or float32[rows, height, width, channels], in the step's layout."""
     # One multiplication and one addition a pixel: x * (scale / std) - mean / std.
     std = np.asarray(step.std, np.float32)

@@ -25,6 +25,7 @@ from tidegate.engines.errors import EngineError
 from tidegate.engines.protocol import Arrays, Engine
 from tidegate.models.manifest import TensorSpec
 from tidegate.models.steps import (
+    ImageDecodeStep,
     LabelsStep,
     NormaliseStep,
     PoolingStep,
@@ -36,6 +37,7 @@ from tidegate.models.steps import (
     kind_of,
 )
 from tidegate.pipeline import image, scores
+from tidegate.pipeline.image_decode import ImageDecoder
 from tidegate.pipeline.plan import StepPlan
 from tidegate.pipeline.refusal import StepRefused
 from tidegate.pipeline.tensor_check import array_problem
@@ -204,6 +206,9 @@ def _compute_of(step: Step, path: Path, specs: Mapping[str, TensorSpec], plan: S
             return ids, real.astype(mask, copy=False)
 
         return tokenize
+    if isinstance(step, ImageDecodeStep):
+        decoder = _image_decoder(step, specs[step.outputs[0]])
+        return lambda given, call: (decoder.of(given[0], budget_s=call.budget_s),)
     if isinstance(step, LabelsStep):
         labels = scores.Labels(step, path)
         return lambda given, _: (labels.of(given[0]),)
@@ -226,6 +231,15 @@ def _text_tokens(step: TokenizeStep, path: Path, ids: TensorSpec, plan: StepPlan
     except ImportError as error:
         raise EngineError(
             f"step tokenize ({step.file}) needs tokenizers, which is not installed: pip install 'tidegate[text]'"
+        ) from error
+
+
+def _image_decoder(step: ImageDecodeStep, pixels: TensorSpec) -> ImageDecoder:
+    try:
+        return ImageDecoder(step, pixels)
+    except ImportError as error:
+        raise EngineError(
+            f"step image_decode ({pixels.name}) needs Pillow, which is not installed: pip install 'tidegate[images]'"
         ) from error
 
 

@@ -97,9 +97,9 @@ class FollowedSource:
         return self.score_sum / self.shadowed if self.shadowed else 0.0
 
     @property
-    def recent_mean(self) -> float:
-        """Of the latest answers, `_RECENT` at most."""
-        return fmean(score for _, score in self.recent) if self.recent else 0.0
+    def recent_mean(self) -> float | None:
+        """Of the latest answers, `_RECENT` at most; None: of none since it came back."""
+        return fmean(score for _, score in self.recent) if self.recent else None
 
     def renew(self, limit: float) -> None:
         """Begin the tests anew."""

@@ -20,11 +20,12 @@ from tidegate.models.repository import (
     parse_manifest,
     save_manifest,
 )
-from tidegate.models.steps import NormaliseStep, ResizeStep, SoftmaxStep, TopKStep, WasmStep
+from tidegate.models.steps import ImageDecodeStep, NormaliseStep, ResizeStep, SoftmaxStep, TopKStep, WasmStep
 from tidegate.models.validate import problems
 from tidegate.models.work import Work, work_of, work_of_arrays
 from tidegate.oip.check import check
 from tidegate.outcome import InvalidRequest
+from tidegate.pipeline.image_decode import ImageDecoder
 from tidegate.tools.delivery.files import files_of
 from tidegate.types import Datatype, InferRequest, Tensor
 
@@ -164,3 +165,56 @@ def test_images_are_checked_by_their_channels_and_sizes(weather: Manifest) -> No
     ):
         assert any(words in one for one in problems(changed(good, before=before))), words
     assert np.prod(example_arrays(good, {"batch": 2})["image"].shape) == 2 * 8 * 8 * 3
+
+
+def test_files_of_images_are_checked_priced_and_made_up_by_what_the_model_gets(weather: Manifest) -> None:
+    file = TensorSpec("file", BYTES, ("batch",))
+    pixels = TensorSpec("pixels", FP32, ("batch", 3, 4, 5))
+    y = TensorSpec("y", FP32, ("batch", 2))
+    step = ImageDecodeStep(("file",), ("pixels",), height=4, width=5, layout="nchw", mean=(0.5, 0.5, 0.5))
+    assert weather.pipeline is not None
+    cost = Cost("pixels", "pixels")
+    pipeline = replace(
+        weather.pipeline, before=(step,), inputs=(pixels,), outputs=(y,), after=(), tensors=(), cost=cost
+    )
+    good = replace(
+        weather,
+        inputs=(file,),
+        outputs=(y,),
+        cost=Cost("pixels", "file"),
+        batching=replace(weather.batching, pad_axis=None),
+        pipeline=pipeline,
+    )
+    assert problems(good) == ()
+    bytes_out = replace(pixels, datatype=Datatype.UINT8)
+    for keys, words in (
+        ({"height": 6}, "'pixels' has shape ['batch', 3, 4, 5], but each image becomes [3, 6, 5] (nchw)"),
+        ({"layout": "nhwc"}, "but each image becomes [4, 5, 3] (nhwc)"),
+        ({"channels": "L", "mean": (0.0,)}, "but each image becomes [1, 4, 5] (nchw)"),
+        ({"std": (0.2, 0.2)}, "std: 2 values for 3 channels"),
+        ({"std": (0.0,)}, "and not 0"),
+        ({"width": 0}, "width: 0 must be from 1 to"),
+        ({"max_pixels": 2**26 + 1}, "max_pixels: 67108865 must be from 1 to 67108864"),
+        ({"max_bytes": 0}, "max_bytes: 0 must be from 1 to"),
+        ({"max_pixels": 159}, "max_pixels: 159 are fewer than 8 images of 4 x 5 have, which is the largest batch"),
+    ):
+        found = problems(changed(good, before=(replace(step, **keys),)))
+        assert any(words in one for one in found), (words, found)
+    for found in (
+        problems(changed(good, inputs=(bytes_out,))),
+        problems(replace(good, inputs=(replace(file, datatype=FP32),))),
+    ):
+        assert any(
+            "UINT8, and what is scaled" in one or "'file' is FP32; files of images are BYTES" in one for one in found
+        )
+
+    inputs = example_arrays(good, {"batch": 3})
+    assert inputs["file"].shape == (3,) and work_of_arrays(good, inputs) == Work(3 * 4 * 5, 3, 5)
+    decoder = ImageDecoder(step, pixels)
+    assert decoder.of(inputs["file"], budget_s=9.0).shape == (3, 3, 4, 5)
+    few = changed(good, before=(replace(step, max_pixels=60),))
+    assert (
+        ImageDecoder(replace(step, max_pixels=60), pixels)
+        .of(example_arrays(few, {"batch": 3})["file"], budget_s=9.0)
+        .size
+    )

@@ -83,7 +83,7 @@ const side = tableRow([
 const METRIC = { cosine: "cosine", top1: "top class", tokens: "greedy tokens" };
 
 // The report has disagreements; a tenth of a percent matters, as two precisions of one model are that near.
-const agreed = (disagreement) => `${(100 * (1 - disagreement)).toFixed(1)} %`;
+const agreed = (disagreement) => (disagreement === null ? "–" : `${(100 * (1 - disagreement)).toFixed(1)} %`);
 
 const standing = (one) => {
   if (one.drifting_for_s === null) return "● agrees";

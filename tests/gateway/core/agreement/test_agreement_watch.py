@@ -49,6 +49,17 @@ def test_a_repaired_device_comes_back_and_is_watched_anew() -> None:
     assert watch.sources[source()].relapses == 1
 
 
+def test_what_was_before_a_device_came_back_is_not_its_mean_of_late() -> None:
+    watch = AgreementWatch()
+    live(watch, source(), BAD, 30)
+    assert watch.sources[source()].recent_mean == pytest.approx(BAD)
+    while watch.drifting:
+        live(watch, source(), GOOD, 1)
+    assert watch.sources[source()].recent_mean is None
+    live(watch, source(), GOOD, 1)
+    assert watch.sources[source()].recent_mean == pytest.approx(GOOD)
+
+
 def test_a_relapse_is_forgiven_after_a_week_without_one() -> None:
     watch = AgreementWatch()
     live(watch, source(), BAD, 30)
