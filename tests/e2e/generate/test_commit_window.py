@@ -45,12 +45,15 @@ def models(sorting_repository: Repository, tmp_path: Path) -> Path:
 class Said(NamedTuple):
     text: str
     reason: str
+    served_by: str
     is_provisional: bool
 
 
 async def said(gateway: Gateway, prompts: Sequence[str], variant: str = "") -> list[Said]:
     places = asyncio.Semaphore(4)
-    headers = {"tidegate-budget-ms": "30000"} | ({"tidegate-variant": variant} if variant else {})
+    headers = {"tidegate-budget-ms": "30000", "tidegate-resume": "never"} | (
+        {"tidegate-variant": variant} if variant else {}
+    )
 
     async def one(client: openai.AsyncOpenAI, prompt: str) -> Said:
         async with places:
@@ -59,7 +62,7 @@ async def said(gateway: Gateway, prompts: Sequence[str], variant: str = "") -> l
             )
             text = "".join([event.choices[0].text async for event in raw.parse() if event.choices])
         reason, *words = raw.headers["tidegate-route"].split("; ")
-        return Said(text, reason, "provisional=1" in words)
+        return Said(text, reason, raw.headers["tidegate-served-by"], "provisional=1" in words)
 
     url = f"{gateway.addresses['http']}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="any", max_retries=0, timeout=60.0) as client:
@@ -71,10 +74,11 @@ async def test_what_an_edge_is_not_sure_of_is_the_pools_before_any_of_it_is_show
     async with edge_and_pool(models, tmp_path) as serving:
         edge, pool = await said(serving.gateway, prompts, "int4"), await said(serving.gateway, prompts, "bf16")
         window = await said(serving.gateway, prompts)
-        shown = [one.reason == "escalated" for one in window]
-        assert 5 <= sum(shown) <= 30 and not any(one.is_provisional for one in window)
-        for at, one in enumerate(window):
-            assert one.text == (pool if shown[at] else edge)[at].text, f"{prompts[at]} is of one piece"
+        assert 5 <= sum(one.reason == "escalated" for one in window) <= 30
+        assert not any(one.is_provisional for one in window)
+        for at, one in enumerate(window):  # a busy machine may hedge as well
+            by = pool if one.served_by.startswith("pool/") else edge
+            assert one.text == by[at].text, f"{prompts[at]} is of one piece"
         right = [answer for _, answer in tasks(60, seed=9)]
         scores = [sum(one.text == it for one, it in zip(some, right, strict=True)) for some in (edge, window, pool)]
         assert scores[0] < scores[1] and scores[1] >= scores[2] - 1, scores
@@ -85,5 +89,5 @@ async def test_what_an_edge_is_not_sure_of_is_the_pools_before_any_of_it_is_show
         alone = [*await asking, *await said(serving.gateway, prompts[:20])]
     texts = [one.text for one in edge] + [one.text for one in edge[:20]]
     for one, at_the_edge in zip(alone, texts, strict=True):
-        assert one.reason == "escalated" or one.text == at_the_edge
+        assert one.served_by.startswith("pool/") or one.text == at_the_edge
     assert any(one.is_provisional for one in alone[-20:]), "unsure, and declared"

@@ -87,6 +87,8 @@ class Leadership:
         else:
             self._renewed_at = None
             return
+        # One that lapsed meanwhile and nobody was told of: who looked then waits to be told that it is held again.
+        self._was_held = self._was_held and self.held
         self._renewed_at = asked_at
 
     def _may_take(self, lease: Object, now: float) -> bool:
