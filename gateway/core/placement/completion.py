@@ -37,6 +37,7 @@ from gateway.core.estimate.link_estimate import RttDistribution
 _REACH: Final = 4.0  # spreads beyond which Φ is 0 or 1
 _SQRT_2: Final = sqrt(2.0)
 _ROUNDING: Final = 1e-9  # what a sum over a sample may be off
+_THIRD: Final = 1.0 / 3.0
 _LEAST_SHAPE: Final = 1.0  # of a gamma distribution: the wait for one end, which is about exponential
 _NEVER: Final = 1e-9  # less than this share of the outcomes left: nothing is known of them
 
@@ -72,13 +73,25 @@ class CompletionTime(NamedTuple):
         return max(0.0, min(trust, 0.5 * trust * total))
 
     def _by_skewed(self, budget_s: float) -> float:
-        total = 0.0
-        for value_s, weight in zip(self.path.values_s, self.path.weights, strict=True):
-            chance = self._busy_by(budget_s - value_s)
-            if chance <= 0.0:
-                break  # round trips rise, and chances fall
-            total += weight * chance
-        return max(0.0, min(self.trust, self.trust * total))
+        busy_s, path = self.busy_s, self.path
+        values_s = path.values_s
+        ninth, deviation = self._cube_root()
+        # As in `by`: round trips before `first` leave room for certain, and those from `last` on leave none.
+        first = bisect_right(values_s, budget_s - busy_s * (1.0 - ninth + _REACH * deviation) ** 3)
+        last = bisect_left(values_s, budget_s - busy_s * max(0.0, 1.0 - ninth - _REACH * deviation) ** 3)
+        scale, centre = 1.0 / (_SQRT_2 * deviation), (1.0 - ninth) / (_SQRT_2 * deviation)
+        total = path.below[first] + path.below[last]
+        for value_s, weight in zip(values_s[first:last], path.weights[first:last], strict=True):
+            total += weight * erf(((budget_s - value_s) / busy_s) ** _THIRD * scale - centre)
+        return max(0.0, min(self.trust, 0.5 * self.trust * total))
+
+    def _cube_root(self) -> tuple[float, float]:
+        """1 − the mean, and the standard deviation, of the cube root of a gamma variable over its mean.
+
+        Wilson and Hilferty: that root is about normal, with these moments.
+        """
+        ninth = min(_LEAST_SHAPE, (self.spread_s / self.busy_s) ** 2) / 9.0  # 1 / (9 · shape)
+        return ninth, sqrt(ninth)
 
     def _busy_by(self, room_s: float) -> float:
         """The chance that wait and compute take no longer than `room_s`."""
@@ -86,9 +99,8 @@ class CompletionTime(NamedTuple):
             return _normal((room_s - self.busy_s) / self.spread_s)
         if room_s <= 0.0:
             return 0.0
-        # Wilson and Hilferty: the cube root of a gamma variable over its mean is about normal, with these moments.
-        ninth = min(_LEAST_SHAPE, (self.spread_s / self.busy_s) ** 2) / 9.0  # 1 / (9 · shape)
-        return _normal(((room_s / self.busy_s) ** (1.0 / 3.0) - 1.0 + ninth) / sqrt(ninth))
+        ninth, deviation = self._cube_root()
+        return _normal(((room_s / self.busy_s) ** _THIRD - 1.0 + ninth) / deviation)
 
     def at_most(self, budget_s: float) -> float:
         """No less than `by`, for a tenth of its price: the chance if every round trip were as short as the shortest."""

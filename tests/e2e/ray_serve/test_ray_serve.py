@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,17 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.needs_mosquitto, py
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def told() -> dict[str, Any]:
     alone = in_own_network()
     if not PYTHON.is_file():
         pytest.skip("no Ray here: make ray")
     if MOSQUITTO is None or alone is None:
         pytest.skip("needs Mosquitto, and a network namespace of its own")
-    folder = tmp_path_factory.mktemp("ray")
-    words = [*alone, sys.executable, "-m", "tests.support.ray.scenario", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, timeout=360)
+    # Not pytest's own folder, whose name is longer in a run of several processes: a socket's path is allowed 107 bytes,
+    # and Ray puts some 70 behind this one.
+    with tempfile.TemporaryDirectory(prefix="tidegate-ray-") as folder:
+        words = [*alone, sys.executable, "-m", "tests.support.ray.scenario", folder]
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT, timeout=360)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
