@@ -315,7 +315,7 @@ class OperatorCluster:
     def _note(self, verb: str, request: Request) -> None:
         # kmock finds who answers a request by filtering every request that ever came, and keeps them all: an operator's
         # thousands took most of a test's time. It offers no other way to forget.
-        del self._kmock._requests[:-_REMEMBERED]
+        del self._kmock._requests[:-_REMEMBERED]  # noqa: SLF001
         plural = request.resource.plural
         self.asked[verb, plural] += 1
         for matches, status in self._faults:
