@@ -41,6 +41,7 @@ class Stack:
     def __init__(self, data_dir: Path, *options: str) -> None:
         self.data_dir = data_dir
         self.ports_from = free_ports(PORTS)
+        data_dir.mkdir(parents=True, exist_ok=True)
         self.words_path = data_dir / "up.words"
         command = ["up", "--json", "--data-dir", str(data_dir), "--ports-from", str(self.ports_from), *options]
         self._words = open(self.words_path, "wb")  # noqa: SIM115  # open as long as the process writes there
