@@ -3,9 +3,15 @@
     may be spent = share · what pools have computed for callers, and IDLE_SHARE of the pools' time if that is more
 
 The second term is for pools that rest because devices answer nearly everything, which is when devices have to be
-watched most. What was not spent is saved up to `_SAVED_S` seconds of compute, so that a small budget is enough for a
-long request now and then; one that turned out longer is paid off before the next. A reference that costs money by the
-token is never asked.
+watched most. Each term has an account, every second answer is paid from both, and one may begin while either holds
+something: so the larger of the two sums bounds what is spent, and not the sum of whichever was larger at the time. An
+account saves up to `_SAVED_S` seconds of compute, so that a small budget is enough for a long request now and then, and
+one that turned out longer is paid off before the next. The poorer account is never more than `_APART_S` behind, so that
+weeks of rest, paid by time, do not forbid what the work of a busy day allows. A reference that costs money by the token
+is never asked.
+
+Invariants: what is spent is at most one second answer more than the larger of what the two terms have allowed, where
+the accounts are never further apart than `_APART_S`; else at most their sum.
 
 Quiet is a pool with no attempt of ours under way and no wait that is worth a word, by its last report: a second answer
 is of the lowest priority, and still holds up what comes while it is computed.
@@ -27,6 +33,7 @@ from gateway.core.placement.eligibility import variant_misfit
 QUIET_WAIT_S: Final = 0.002
 IDLE_SHARE: Final = 0.001
 _SAVED_S: Final = 1.0
+_APART_S: Final = 2.0 * _SAVED_S
 
 
 class ShadowBudget:
@@ -38,30 +45,29 @@ class ShadowBudget:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._saved_s = 0.1 * _SAVED_S
-        self._worked_s = 0.0
+        self._by_work_s = self._by_time_s = 0.1 * _SAVED_S
         self._at: float | None = None
         self.spent_s = 0.0  # altogether
 
     def affords(self, pools: int, now: float) -> bool:
         """Whether another second answer may begin, with so many pools up."""
         if self._at is not None:
-            earned_s = max(self._share * self._worked_s, IDLE_SHARE * pools * (now - self._at))
-            self._saved_s = min(_SAVED_S, self._saved_s + earned_s)
-            self._worked_s = 0.0
+            self._by_time_s = min(_SAVED_S, self._by_time_s + IDLE_SHARE * pools * (now - self._at))
         self._at = now
-        return self._saved_s > 0.0
+        return self._by_work_s > 0.0 or self._by_time_s > 0.0
 
     def worked(self, pool_s: float) -> None:
         """A pool has computed so long for a caller."""
-        self._worked_s += pool_s
+        self._by_work_s = min(_SAVED_S, self._by_work_s + self._share * pool_s)
 
     def spent(self, pool_s: float) -> None:
-        self._saved_s -= pool_s
+        least_s = max(self._by_work_s, self._by_time_s) - pool_s - _APART_S
+        self._by_work_s = max(least_s, self._by_work_s - pool_s)
+        self._by_time_s = max(least_s, self._by_time_s - pool_s)
         self.spent_s += pool_s
 
     def __repr__(self) -> str:
-        return f"<ShadowBudget {self._saved_s:.3g} s left, {self.spent_s:.3g} s spent>"
+        return f"<ShadowBudget {max(self._by_work_s, self._by_time_s):.3g} s left, {self.spent_s:.3g} s spent>"
 
 
 def is_quiet(target: TargetView, now: float) -> bool:
