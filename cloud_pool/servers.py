@@ -133,9 +133,7 @@ class PoolServer:
                 pass
             await process.wait()
             how = self._how(process)
-            if clock.now() - self._began_at > STEADY_S:
-                self._backoff.reset()
-            delay_s = self._backoff.next_delay_s()
+            delay_s = self._backoff.next_delay_after_s(clock.now() - self._began_at, STEADY_S)
             log.error("a server of this pool ended", server=self.name, how=how, again_in_s=round(delay_s, 2))
             events.emit("server_ended", name=self.name, how=how)
             await clock.sleep(delay_s)

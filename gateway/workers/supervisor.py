@@ -295,9 +295,7 @@ class GatewaySupervisor:
         if process.was_told_to_end:
             return
         place.ended += 1
-        if clock.now() - process.started_at > STEADY_S:
-            place.backoff.reset()
-        delay_s = place.backoff.next_delay_s()
+        delay_s = place.backoff.next_delay_after_s(clock.now() - process.started_at, STEADY_S)
         log.error("a process of this gateway ended", process=process.name, how=why, again_in_s=round(delay_s, 2))
         events.emit("worker_ended", name=process.name, how=why)
         await clock.sleep(delay_s)

@@ -27,5 +27,11 @@ class Backoff:
         self.failures += 1
         return self.draw() * ceiling
 
+    def next_delay_after_s(self, ran_s: float, steady_s: float) -> float:
+        """As `next_delay_s`, of something that ran for so long: failures before a run of `steady_s` count no more."""
+        if ran_s >= steady_s:
+            self.reset()
+        return self.next_delay_s()
+
     def reset(self) -> None:
         self.failures = 0

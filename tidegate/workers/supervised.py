@@ -214,9 +214,7 @@ class SupervisedWorker(Generic[W]):
         self._settle_replacement(done=False)
         if not self.ready_once.is_set():
             raise StartError(f"{self._cannot_start}: {incarnation.reason}")
-        if incarnation.served_s >= HEALTHY_S:
-            self._backoff.reset()
-        delay_s = self._backoff.next_delay_s()
+        delay_s = self._backoff.next_delay_after_s(incarnation.served_s, HEALTHY_S)
         self.become("bad" if self._backoff.failures >= CRASH_LOOP else "loading")
         self._owner.restarting(incarnation, delay_s)
         await clock.sleep(delay_s)

@@ -354,8 +354,12 @@ class RequestMachine:
             return [*self._drop_successor(gone=True), *self._go_on(error, now)]
         if isinstance(error, Disconnected):
             self._tried.remove(self._launched[attempt].target.id)
-        if self._beginning is not None:
-            return self._failed_beside(self._beginning, attempt, error, now)
+        held = self._beginning
+        if held is not None and attempt != held.attempt:
+            is_alone = held.is_unsure and self._pending == {held.attempt}
+            return self._show(held, now) if is_alone else []
+        if held is not None:
+            self._beginning, self._hedge_at = None, now  # what is left is insured no longer
         if self._pending:
             return self._look_sooner(now)
         if self._provisional is not None:
@@ -726,19 +730,6 @@ class RequestMachine:
             return self._give(held.attempt) if is_sure else self._unsure(held.attempt, self._escalations, now)
         self._provisional, self._due_at = held.attempt, held.due_at
         return [self._wake()] if self._pending else self._give(held.attempt)
-
-    def _failed_beside(self, held: HeldBeginning, attempt: int, error: ServeError, now: float) -> list[Action]:
-        """An attempt failed while a beginning is held: its own, or another one's."""
-        if attempt != held.attempt:
-            is_alone = held.is_unsure and self._pending == {held.attempt}
-            return self._show(held, now) if is_alone else []
-        self._beginning = None
-        if self._pending:
-            self._hedge_at = now  # what is left is insured no longer
-            return [self._wake()]
-        if not self._may_launch(now) or not all(_another_may_do_better(error) for _, error in self._errors):
-            return [self._refuse(_last_word(self._ask, self._errors))]
-        return self._fall_back(error, now)
 
     def _give(self, attempt: int) -> list[Action]:
         """The end, with this attempt's answer."""

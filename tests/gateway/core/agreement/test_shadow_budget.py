@@ -43,7 +43,7 @@ def test_both_shares_together_bound_it_however_long_it_goes_on(intervals: list[t
 
 
 def test_where_work_and_rest_take_turns_only_the_larger_share_is_spent() -> None:
-    """Seconds in which pools compute and seconds in which they do not: 2 % of the work, and not the time's share too."""
+    """Seconds with work and seconds without: 2 % of the work is spent, and not the share of the time as well."""
     spent_s, by_work_s, _ = played([(10.0, work_s, 0.05) for work_s in (0.0, 2.0)] * 5000)
     assert by_work_s - 0.1 <= spent_s <= by_work_s + BEGUN_S + 0.05 + 1e-9
 
