@@ -355,10 +355,10 @@ class RequestMachine:
         if isinstance(error, Disconnected):
             self._tried.remove(self._launched[attempt].target.id)
         held = self._beginning
-        if held is not None and attempt != held.attempt:
-            is_alone = held.is_unsure and self._pending == {held.attempt}
-            return self._show(held, now) if is_alone else []
         if held is not None:
+            if attempt != held.attempt:
+                is_alone = held.is_unsure and self._pending == {held.attempt}
+                return self._show(held, now) if is_alone else []
             self._beginning, self._hedge_at = None, now  # what is left is insured no longer
         if self._pending:
             return self._look_sooner(now)
