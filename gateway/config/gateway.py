@@ -302,7 +302,6 @@ class GatewayConfig(ProcessConfig):
             "site_port": self.site_port is not None,
             "model_control": self.model_control != "none",
             "agreement": self.agreement is not None,
-            "help": self.help is not None,
         }
         if self.workers > 1 and (key := next((key for key, is_set in alone.items() if is_set), None)):
             raise ValueError(

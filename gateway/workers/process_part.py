@@ -1,7 +1,7 @@
 """A process part is what one process of a gateway knows of its part, and how it tells the others something.
 
-    keeper    holds what exists once: the broker's session that speaks, ingest, rollouts, `link_port`, the ports of
-              operators and of metrics, trials. It has no port for callers
+    keeper    holds what exists once: the broker's session that speaks, ingest, rollouts, `link_port` with the devices
+              that ask for help there, the ports of operators and of metrics, trials. It has no port for callers
     worker    has callers' HTTP and gRPC ports together with the other workers, and nothing that must exist once
 
 The keeper's word on what all must know (splits of versions, devices that have dialled in, log levels) is one message,
@@ -143,7 +143,7 @@ class ProcessPart:
             if getattr(config, f"{name}_port") == 0 and name in self.part.ports:
                 changes[f"{name}_port"] = self.part.ports[name]
         if not self.is_keeper:
-            one = dict.fromkeys(("ingest", "artifacts", "link_port", "link_advertise", "trials_file"))
+            one = dict.fromkeys(("ingest", "artifacts", "link_port", "link_advertise", "help", "trials_file"))
             held = max(1, config.limits.max_held_bytes // self.part.workers)
             changes |= {
                 **one,

@@ -19,7 +19,7 @@ from gateway.core.history import trace_format
 from simulator.scenarios.scenario import Scenario
 from tests.contract.pages.text import pages, prose, read, rows
 from tests.contract.surface.record import recorded
-from tests.lint.tree import sources
+from tests.lint.tree import ROOT, sources
 from tidegate.caller import RIGHTS
 from tidegate.fleet.conditions import Mode
 from tidegate.models.manifest import BatchingPolicy, EngineName, Unsure
@@ -169,3 +169,14 @@ def test_every_page_is_reached_from_another_one() -> None:
     }
     own = {page.removeprefix("docs/") for page in pages() if re.fullmatch(r"docs/[\w-]+\.md", page)}
     assert own - {"ARCHITECTURE.md", "GLOSSARY.md"} <= linked
+
+
+def test_the_glossary_is_short_in_order_and_names_rooms_that_exist() -> None:
+    lines = [line for line in read("docs/GLOSSARY.md").splitlines() if line.startswith("- ")]
+    terms = [re.match(r"- \*\*([^*]+)\*\* - .+; `", line) for line in lines]
+    assert all(terms), [line for line, term in zip(lines, terms, strict=True) if term is None]
+    names = [term[1].lower() for term in terms if term]
+    assert names == sorted(set(names))
+    assert len(names) <= 80
+    rooms = {room for line in lines for room in re.findall(r"`([\w/.]+)`", line.partition("** - ")[2]) if "/" in room}
+    assert [room for room in sorted(rooms) if not (ROOT / room).exists()] == []

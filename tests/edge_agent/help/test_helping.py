@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
@@ -19,9 +21,11 @@ from edge_agent.help.helping_host import joint_refusal
 from gateway.app import Gateway
 from gateway.config.gateway import GatewayConfig
 from tests.edge_agent.test_app import eventually
+from tests.support.gateway.processes import GatewayProcesses
 from tests.support.models.talking import talker_repository
 from tests.support.models.tiny_models import FOREVER, tiny_repository
 from tests.support.models.unsure_model import SURE, UNSURE, better_repository, kinds_repository
+from tidegate import clock
 from tidegate.config import ConfigError, load
 from tidegate.outcome import (
     DeadlineExceeded,
@@ -112,6 +116,46 @@ async def test_an_unsure_answer_is_made_better_by_a_gateway_and_a_pinned_one_sta
         await running.server.__aexit__()
         lost = await running.ask("kinds", x(UNSURE))
         assert lost[0] == 503  # as without help: the model's policy rejects
+
+
+async def test_the_keeper_of_several_processes_helps_and_the_device_survives_its_death(tmp_path: Path) -> None:
+    models, better = kinds_repository(tmp_path / "m", unsure="reject"), better_repository(tmp_path / "b")
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(edge("server", better, tmp_path))
+        port = free_port()
+        gateway = await stack.enter_async_context(
+            GatewayProcesses(
+                tmp_path,
+                model_repository=str(models),
+                targets=[{"name": "server", "tier": "edge", "address": server.addresses["grpc"]}],
+                link_port=port,
+                help={"devices": [{"name": "kiosk", "tenant": "shop"}]},
+            )
+        )
+        own = {"gateways": [f"127.0.0.1:{port}"], "dial_out": "always", "help": {}}
+        device = await stack.enter_async_context(edge("kiosk", models, tmp_path, **own))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        url = f"{device.addresses['http']}/v2/models/kinds/infer"
+
+        async def served_by() -> str:
+            said = {"tidegate-budget-ms": "10000"}
+            async with session.post(url, json={"inputs": x(UNSURE)}, headers=said) as answer:
+                await answer.read()
+                return answer.headers.get("tidegate-served-by", str(answer.status))
+
+        async def until_helped() -> None:
+            async with asyncio.timeout(60.0):
+                while await served_by() != "edge/server":
+                    await clock.sleep(0.1)
+
+        await until_helped()
+        assert [one["device"] for one in (await gateway.state(session))["help"]] == ["edge/kiosk"]
+
+        keeper = (await gateway.members(session))["keeper"]["pid"]
+        os.kill(keeper, signal.SIGKILL)
+        assert await served_by() == "503"  # as without a gateway: the model's policy rejects
+        await gateway.until_members(session, keeper=keeper)
+        await until_helped()
 
 
 async def test_what_the_queue_here_holds_up_is_answered_elsewhere_in_time(tmp_path: Path) -> None:
