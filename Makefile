@@ -38,10 +38,10 @@ SBOM ?= sbom.cdx.json
 TEST_FLAGS ?=
 # Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
 TEST_ORDER := $(if $(CI),--randomly-seed=1)
-# As many processes as cores, and where many tests wait for processes and brokers, one more; a file's tests stay together,
+# As many processes as cores, and where many tests wait for processes and brokers, two more; a file's tests stay together,
 # because they share what is expensive to set up.
 CORES := $(shell nproc 2>/dev/null || echo 2)
-MORE := $(shell echo $$(( $(CORES) + 1 )))
+MORE := $(shell echo $$(( $(CORES) + 2 )))
 TOGETHER := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n $(CORES) $(TOGETHER)
 # Where tests of whole systems live (tests/conftest.py holds the marker to it), so that their run collects no others.
