@@ -38,8 +38,8 @@ SBOM ?= sbom.cdx.json
 TEST_FLAGS ?=
 # Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
 TEST_ORDER := $(if $(CI),--randomly-seed=1)
-# As many processes as cores, and where many tests wait for processes and brokers, one more, and of whole systems two; a file's tests stay together,
-# because they share what is expensive to set up.
+# As many processes as cores, and where many tests wait for processes and brokers, one more (MORE), for whole systems two
+# (MOST); a file's tests stay together, because they share what is expensive to set up.
 CORES := $(shell nproc 2>/dev/null || echo 2)
 MORE := $(shell echo $$(( $(CORES) + 1 )))
 MOST := $(shell echo $$(( $(CORES) + 2 )))
