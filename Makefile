@@ -38,11 +38,10 @@ SBOM ?= sbom.cdx.json
 TEST_FLAGS ?=
 # Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
 TEST_ORDER := $(if $(CI),--randomly-seed=1)
-# As many processes as cores, and where many tests wait for processes and brokers, one more (MORE), for whole systems two
-# (MOST); a file's tests stay together, because they share what is expensive to set up.
+# As many processes as cores, and where many tests wait for processes and brokers, two more (MORE); a file's tests stay
+# together, because they share what is expensive to set up.
 CORES := $(shell nproc 2>/dev/null || echo 2)
-MORE := $(shell echo $$(( $(CORES) + 1 )))
-MOST := $(shell echo $$(( $(CORES) + 2 )))
+MORE := $(shell echo $$(( $(CORES) + 2 )))
 TOGETHER := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n $(CORES) $(TOGETHER)
 # Where tests of whole systems live (tests/conftest.py holds the marker to it), so that their run collects no others.
@@ -90,7 +89,7 @@ test: ## Lint and every test. TEST_FLAGS="-k words"
 	@$(MAKE) -j5 --output-sync=line setup clients checks ray tools lint-types lint-rules compiled
 	@$(call RUN_HALF,parts,$(MORE),-m "not e2e"); shared=$$code; \
 	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
-	$(call RUN_HALF,whole,$(MOST),-m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE))); \
+	$(call RUN_HALF,whole,$(MORE),-m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE))); \
 	[ $$code -eq 0 ] || { [ $$code -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$code
 
 test-fast: setup ## The short tests, without processes, models and clients, within a minute.

@@ -95,7 +95,7 @@ from gateway.operate.help_report import help_families, help_json
 from gateway.operate.model_routes import model_routes
 from gateway.operate.trial_report import trial_families
 from gateway.operate.trial_routes import trial_routes
-from gateway.placement_policy import admission_of, crowd_draw_of, handovers_of, placement_of, policy_of
+from gateway.placement_stack import admission_of, crowd_draw_of, handovers_of, placement_of, policy_of
 from gateway.serving.disagreements import Disagreements
 from gateway.serving.dispatcher import Dispatcher
 from gateway.serving.known_answers import CacheTerms, KnownAnswers

@@ -1,7 +1,7 @@
 """`Placement` is the interface that decides where a request is computed.
 
 `utility.py` and `placer.py` implement it over the fleet's view. `fallback.py`, `probing.py`, the admission guard and
-session affinity wrap another implementation each; `gateway/placement_policy.py` stacks them.
+session affinity wrap another implementation each; `gateway/placement_stack.py` stacks them.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.request.hedging import HedgePolicy
-from gateway.placement_policy import fallback, guard, stacked
+from gateway.placement_stack import fallback, guard, stacked
 
 Policy = Callable[[Fleet], tuple[Placer, HedgePolicy]]
 

@@ -11,7 +11,7 @@ from gateway.core.fleet.link_events import LinkUp
 from gateway.core.placement.cloud_budget import CAP, CloudBudget
 from gateway.core.placement.placer import RETRY_SPENT_S, Decision
 from gateway.core.placement.utility import UtilityPlacer, UtilityWeights
-from gateway.placement_policy import policy_of
+from gateway.placement_stack import policy_of
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
 from tidegate.config import ConfigError, load
 from tidegate.outcome import Overloaded

@@ -15,6 +15,8 @@ from tests.support.paced_generation import asking, write_pace
 from tests.support.stepping import run_one
 from tidegate.engines.engine import load_generative_engine
 from tidegate.engines.generation.limits import limits_of
+from tidegate.generate.engine import GenerativeEngine
+from tidegate.generate.request import GenerateRequest
 from tidegate.models.generative import Generative
 from tidegate.models.repository import Repository
 from tidegate.tools.build import generative_build
@@ -201,6 +203,37 @@ def test_costs_are_those_that_the_engine_takes(tmp_path: Path) -> None:
     # A busy machine only ever adds to what was waited for.
     assert cost.step_ms[0][1] >= 4.0 and cost.step_ms[1][1] >= 8.0 and cost.prefill_ms >= 0.4
     assert run_one(engine, asking(1)).end is not None  # its slots are free again
+
+
+@pytest.mark.slow
+def test_where_prompts_are_slow_those_of_several_sequences_are_short(tmp_path: Path) -> None:
+    asked = []
+
+    class Listening:
+        """The engine, of which each prompt's length is noted."""
+
+        def __init__(self, engine: GenerativeEngine) -> None:
+            self._engine = engine
+
+        def begin(self, id: int, request: GenerateRequest) -> None:
+            asked.append(len(request.prompt))
+            self._engine.begin(id, request)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._engine, name)
+
+    def lengths(prefill_ms: float) -> list[int]:
+        asked.clear()
+        pace = write_pace(tmp_path, prefill_ms=prefill_ms, step_ms=((1.0, 1.0), (4.0, 1.0)), slots=4, prefill_chunk=64)
+        engine: Any = Listening(load_generative_engine("paced", pace))
+        measure_generation(engine, Generative(512, "d" * 64, 1000, "t.json", "e" * 64), cache_bytes=1)
+        return list(asked)
+
+    assert lengths(0.05) == [128] * 6
+    alone, together = (part := lengths(15.0))[:2], part[2:]
+    assert alone == [128, 128] and len(together) == 4
+    assert max(together) * 4 * 0.015 <= 5.5, "all of them take the five seconds that they may"
+    assert min(together) >= 16
 
 
 @pytest.mark.slow

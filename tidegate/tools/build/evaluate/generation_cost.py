@@ -2,6 +2,9 @@
 
 The engine is driven as its worker drives it, one step after another, with ids of chance: a transformer's time does not
 depend on which tokens they are. Medians, because a machine that builds a model does other things too.
+
+Where prompts are slow, as in bf16 on a processor that emulates it, those of several sequences are shorter: a step costs
+hardly more behind long ones.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from tidegate.models.generative import GenerationCost, Generative
 from tidegate.tools.build.errors import BuildError
 
 _PROMPT: Final = 128
+_LEAST_PROMPT: Final = 16
+_PROMPTS_S: Final = 5.0  # that the prompts of all sequences may take together, where shorter ones make it possible
 _STEPS: Final = 12
 _ANSWER: Final = 1024  # tokens asked for: more than the steps bring, also beside the prompts of others
 _LONGEST_S: Final = 120.0  # for one engine to be measured
@@ -30,7 +35,7 @@ def measure_generation(engine: GenerativeEngine, model: Generative, *, cache_byt
     steps = [(1, 1e3 * alone.step_s())]
     alone.end()
     if engine.slots > 1:
-        together = _Run(engine, model)
+        together = _Run(engine, model, most_tokens=int(_PROMPTS_S / engine.slots * alone.prompt_tokens / prefill_s))
         together.begin(list(range(2, 2 + engine.slots)))
         steps.append((engine.slots, 1e3 * together.step_s()))
         together.end()
@@ -45,10 +50,11 @@ def measure_generation(engine: GenerativeEngine, model: Generative, *, cache_byt
 class _Run:
     """Some sequences in an engine."""
 
-    def __init__(self, engine: GenerativeEngine, model: Generative) -> None:
+    def __init__(self, engine: GenerativeEngine, model: Generative, *, most_tokens: int = _PROMPT) -> None:
+        """Args: most_tokens: of each prompt; never less than `_LEAST_PROMPT` is asked for."""
         self._engine = engine
         self._model = model
-        self.prompt_tokens = max(1, min(_PROMPT, model.context // 2))
+        self.prompt_tokens = max(1, min(_PROMPT, max(_LEAST_PROMPT, most_tokens), model.context // 2))
         self._ids: list[int] = []
         self._counts: dict[int, int] = {}
 

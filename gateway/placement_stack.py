@@ -1,6 +1,6 @@
-"""Builds a gateway's admission, placement and hedging from its configuration.
+"""Stacks a gateway's placement, and builds the admission and the hedging that go with it, from its configuration.
 
-Placement is a stack, as a request's layers are (`gateway/app.py`): each part decides by the part inside of it.
+As with a request's layers (`gateway/app.py`), each part of the stack decides by the part inside of it.
 """
 
 from __future__ import annotations
