@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from tidegate.generate.json_schema import BadSchema, check_schema_text
 from tidegate.models.generative import ANSWER_OUTPUT, MAX_TOKENS, PROMPT_INPUT
 from tidegate.outcome import InvalidRequest
 from tidegate.text_prompt import TextPrompt
@@ -39,7 +40,6 @@ ANSWERED_KEY: Final = "answered_tokens"
 MAX_TEMPERATURE: Final = 2.0
 MAX_LOGPROBS: Final = 20
 MAX_STOP_TOKENS: Final = 64
-MAX_SCHEMA_BYTES: Final = 64 * 1024
 MAX_OUTPUT_TOKENS: Final = 2**20  # of any model; each has its own context
 _MAX_TOKEN: Final = 2**31 - 1
 _MAX_SEED: Final = 2**63 - 1
@@ -193,6 +193,11 @@ def _is_token(word: str) -> bool:
 
 def _schema(said: Parameters) -> str:
     value = said.get(SCHEMA_KEY, "")
-    if not isinstance(value, str) or len(value) > MAX_SCHEMA_BYTES:
-        raise InvalidRequest(f"parameter {SCHEMA_KEY!r}: a JSON schema of at most {MAX_SCHEMA_BYTES} bytes is wanted")
+    if not isinstance(value, str):
+        raise InvalidRequest(f"parameter {SCHEMA_KEY!r}: a JSON schema is wanted, as text")
+    if value:
+        try:
+            check_schema_text(value)
+        except BadSchema as error:
+            raise InvalidRequest(f"parameter {SCHEMA_KEY!r}: {error}") from error
     return value

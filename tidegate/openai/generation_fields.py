@@ -16,7 +16,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from tidegate.generate.request import MAX_LOGPROBS, MAX_SCHEMA_BYTES, MAX_STOP_TOKENS, GenerateRequest, Sampling
+from tidegate.generate.json_schema import BadSchema, check_schema_text
+from tidegate.generate.request import MAX_LOGPROBS, MAX_STOP_TOKENS, GenerateRequest, Sampling
 from tidegate.models.generative import Generative
 from tidegate.oip.content_limits import ContentLimits
 from tidegate.oip.generation.bounds import output_tokens
@@ -170,49 +171,9 @@ def _schema(wanted: ResponseFormat | None) -> str:
         return '{"type":"object"}'
     if wanted.json_schema is None:
         raise WrongParameter("response_format", "response_format of type json_schema needs json_schema.schema")
-    _check_schema(wanted.json_schema.schema, "schema")
     text = json.dumps(wanted.json_schema.schema, separators=(",", ":"), ensure_ascii=False)
-    if len(text.encode()) > MAX_SCHEMA_BYTES:
-        raise WrongParameter(
-            "response_format", f"the schema has {len(text.encode())} bytes; at most {MAX_SCHEMA_BYTES} may be"
-        )
+    try:
+        check_schema_text(text)
+    except BadSchema as error:
+        raise WrongParameter("response_format", str(error)) from error
     return text
-
-
-_TYPES: Final = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
-_OF_SCHEMAS: Final = ("properties", "$defs", "definitions", "patternProperties")
-_LISTS_OF_SCHEMAS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE_SCHEMAS: Final = ("items", "additionalProperties", "not")
-
-
-def _check_schema(schema: object, where: str) -> None:
-    """The mistakes that can be told without knowing an engine's dialect. The JSON's depth has been checked."""
-    if isinstance(schema, bool):
-        return
-    if not isinstance(schema, dict):
-        raise WrongParameter("response_format", f"{where} is no JSON schema: an object is wanted")
-    kinds = schema.get("type", [])
-    for kind in kinds if isinstance(kinds, list) else [kinds]:
-        if not isinstance(kind, str) or kind not in _TYPES:
-            known = ", ".join(sorted(_TYPES))
-            raise WrongParameter("response_format", f"{where}.type is {str(kind)[:60]!r}: one of {known} is wanted")
-    if isinstance(schema.get("$ref", "#"), str) and not schema.get("$ref", "#").startswith("#"):
-        raise WrongParameter("response_format", f"{where}.$ref leads elsewhere: only #/… within the schema is followed")
-    for key in _OF_SCHEMAS:
-        entries = schema.get(key, {})
-        if not isinstance(entries, dict):
-            raise WrongParameter("response_format", f"{where}.{key} must be an object of schemas")
-        for name, one in entries.items():
-            _check_schema(one, f"{where}.{key}.{name[:60]}")
-    for key in _LISTS_OF_SCHEMAS:
-        entries = schema.get(key, [])
-        if not isinstance(entries, list):
-            raise WrongParameter("response_format", f"{where}.{key} must be a list of schemas")
-        for index, one in enumerate(entries):
-            _check_schema(one, f"{where}.{key}[{index}]")
-    for key in _SINGLE_SCHEMAS:
-        if key in schema and not isinstance(schema[key], list):
-            _check_schema(schema[key], f"{where}.{key}")
-    required = schema.get("required", [])
-    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
-        raise WrongParameter("response_format", f"{where}.required must be a list of names")

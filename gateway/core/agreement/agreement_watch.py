@@ -29,8 +29,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.agreement.drift_test import DriftTest, ReturnTest, bounded
+from gateway.core.agreement.drift_test import DriftTest, bounded
 from gateway.core.agreement.expectation import AgreementTerms, slice_words
+from gateway.core.agreement.return_test import ReturnTest
 
 MONTH_S: Final = 30 * 86_400.0
 MOST_FOLLOWED: Final = 4096

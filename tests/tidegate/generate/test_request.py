@@ -56,6 +56,7 @@ def test_a_request_without_parameters_gets_the_defaults() -> None:
         ("ignore_eos", 1),
         ("json_schema", 5),
         ("json_schema", "x" * 70_000),
+        ("json_schema", '{}, "max_tokens": 4000'),
     ],
 )
 def test_a_bad_parameter_is_named(key: str, value: Any) -> None:

@@ -273,6 +273,27 @@ async def test_triton_and_oip_callers_get_text_of_a_text_only_model() -> None:
         assert refused.status == 400 and "takes: text_input" in (await refused.json())["error"]
 
 
+@pytest.mark.parametrize("kind", ["vllm", "llama-server"])
+@pytest.mark.parametrize(
+    "schema", ['{}, "n_predict": 400, "max_tokens": 400', '{"type": "object"', '{"type": "flaot"}']
+)
+async def test_a_schema_that_is_none_reaches_no_server(kind: str, schema: str, models: Path) -> None:
+    """It is written into the server's JSON as it is: what goes beyond a schema would be keys of its request."""
+    server = server_of(kind)
+    async with (
+        served(server) as url,
+        upstream_gateway(url, models) as gateway,
+        aiohttp.ClientSession(f"{gateway.addresses['http']}/v2/models/talker/") as session,
+    ):
+        before, asked = len(server.asked), {"input_ids": [5, 6], "max_tokens": 4}
+        async with session.post("generate", json={**asked, "json_schema": schema}) as answer:
+            assert answer.status == 400 and "json_schema" in (await answer.json())["error"]
+        assert len(server.asked) == before
+        async with session.post("generate", json={**asked, "json_schema": '{"type": "object"}'}) as answer:
+            assert answer.status == 200 and len(server.asked) == before + 1
+        assert gateway.fleet.targets["pool/up"].up
+
+
 # leaving, and reading slowly
 
 

@@ -1,0 +1,86 @@
+"""Checks a JSON schema that an answer has to follow, before another server or an engine is given it.
+
+A schema reaches us as text, and is handed on as text: into the middle of a foreign server's JSON, and to parsers that
+recurse. So it has to be one whole value of JSON, of few bytes and levels. What is checked of its words are the mistakes
+that can be told without knowing an engine's dialect; the engine says the rest.
+
+Pure. It is foreign input: texts that its errors quote are cut.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+MAX_BYTES: Final = 64 * 1024
+MAX_DEPTH: Final = 32
+_TYPES: Final = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+_OF_SCHEMAS: Final = ("properties", "$defs", "definitions", "patternProperties")
+_LISTS_OF_SCHEMAS: Final = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE_SCHEMAS: Final = ("items", "additionalProperties", "not")
+_SHOWN: Final = 60  # characters of a foreign text
+_TOO_DEEP: Final = f"the schema is nested too deeply: at most {MAX_DEPTH} levels may be"
+
+
+class BadSchema(ValueError):
+    """Says where in the schema, and what is wanted there."""
+
+
+def check_schema_text(text: str) -> None:
+    """Raises BadSchema where the text is not one JSON schema within the bounds."""
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError as error:
+        raise BadSchema("the schema is no text of Unicode") from error
+    if len(encoded) > MAX_BYTES:
+        raise BadSchema(f"the schema has {len(encoded)} bytes; at most {MAX_BYTES} may be")
+    try:
+        schema = msgspec.json.decode(encoded)
+    except RecursionError as error:
+        raise BadSchema(_TOO_DEEP) from error
+    except msgspec.DecodeError as error:
+        raise BadSchema(f"the schema is no JSON: {error}") from error
+    _check_depth(schema, MAX_DEPTH)
+    _check(schema, "schema")
+
+
+def _check_depth(value: object, left: int) -> None:
+    if not isinstance(value, dict | list):
+        return
+    if left == 0:
+        raise BadSchema(_TOO_DEEP)
+    for one in value.values() if isinstance(value, dict) else value:
+        _check_depth(one, left - 1)
+
+
+def _check(schema: object, where: str) -> None:
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, dict):
+        raise BadSchema(f"{where} is no JSON schema: an object is wanted")
+    kinds = schema.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if not isinstance(kind, str) or kind not in _TYPES:
+            known = ", ".join(sorted(_TYPES))
+            raise BadSchema(f"{where}.type is {str(kind)[:_SHOWN]!r}: one of {known} is wanted")
+    if isinstance(schema.get("$ref", "#"), str) and not schema.get("$ref", "#").startswith("#"):
+        raise BadSchema(f"{where}.$ref leads elsewhere: only #/… within the schema is followed")
+    for key in _OF_SCHEMAS:
+        entries = schema.get(key, {})
+        if not isinstance(entries, dict):
+            raise BadSchema(f"{where}.{key} must be an object of schemas")
+        for name, one in entries.items():
+            _check(one, f"{where}.{key}.{name[:_SHOWN]}")
+    for key in _LISTS_OF_SCHEMAS:
+        entries = schema.get(key, [])
+        if not isinstance(entries, list):
+            raise BadSchema(f"{where}.{key} must be a list of schemas")
+        for index, one in enumerate(entries):
+            _check(one, f"{where}.{key}[{index}]")
+    for key in _SINGLE_SCHEMAS:
+        if key in schema and not isinstance(schema[key], list):
+            _check(schema[key], f"{where}.{key}")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(one, str) for one in required):
+        raise BadSchema(f"{where}.required must be a list of names")
