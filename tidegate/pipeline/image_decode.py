@@ -106,7 +106,8 @@ class ImageDecoder:
             raise StepRefused(
                 f"the images have {size_bytes} bytes, and at most {step.max_bytes} (max_bytes) of a request are decoded"
             )
-        headers, pixels = list[ImageHeader](), 0
+        headers: list[ImageHeader] = []
+        pixels = 0
         for row, one in enumerate(encoded):
             try:
                 headers.append(read_header(one.encode() if isinstance(one, str) else bytes(one)))

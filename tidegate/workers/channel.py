@@ -178,7 +178,8 @@ class ArrayPayload(NamedTuple):
 
 def lay_out(arrays: Arrays) -> ArrayPayload:
     """Raises FrameError: the payload is over MAX_PAYLOAD_BYTES, or an array is of a type that does not travel."""
-    specs, parts, size_bytes = [], list[Buffer](), 0
+    parts: list[Buffer] = []
+    specs, size_bytes = [], 0
     for name, array in arrays.items():
         dtype, raw = _raw(name, array)
         specs.append(ArraySpec(name, dtype, array.shape, len(raw)))

@@ -94,7 +94,8 @@ def cheapest_groups(
     order = sorted(range(len(shapes)), key=lambda index: (shapes[index].length, -index))
     rooms_s = [limits.max_s] * len(shapes) if rooms_s is None else [min(room_s, limits.max_s) for room_s in rooms_s]
     starts = _cheapest_runs([shapes[index] for index in order], cost, limits, [rooms_s[index] for index in order])
-    groups, last = list[list[int]](), len(starts) - 1
+    groups: list[list[int]] = []
+    last = len(starts) - 1
     while last >= 0:
         groups.append(sorted(order[starts[last] : last + 1]))
         last = starts[last] - 1
@@ -132,7 +133,8 @@ def _cheapest_runs(
 ) -> list[int]:
     """For each index as the end of a run, where that run starts in the cheapest partition up to there."""
     run_s, longest = _runs(ordered, cost, limits, np.array(rooms_s))
-    best_s, starts = [0.0], list[int]()
+    best_s = [0.0]
+    starts: list[int] = []
     for end, (seconds, most) in enumerate(zip(run_s.tolist(), longest.tolist(), strict=True)):
         # best_s[i] is the cost of the cheapest partition of the first i rows; a last run from i to `end` adds its own.
         first = end + 1 - most

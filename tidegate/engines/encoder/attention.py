@@ -65,7 +65,9 @@ class Rectangles:
         # A GPU's time is in the number of kernels, so there all rows share one rectangle.
         wide = np.full_like(lengths, lengths.max()) if device.type != "cpu" else -(-lengths // _STEP) * _STEP
         scatter = np.zeros(filled, np.int64)
-        gathers, self._rectangles, at = list[NDArray[np.int64]](), list[Rectangle](), 0
+        gathers: list[NDArray[np.int64]] = []
+        self._rectangles: list[Rectangle] = []
+        at = 0
         for width in np.unique(wide):
             rows = np.flatnonzero(wide == width)
             inside = np.arange(width) < lengths[rows, None]
