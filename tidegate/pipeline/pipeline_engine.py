@@ -40,7 +40,7 @@ from tidegate.pipeline import image, scores
 from tidegate.pipeline.image_decode import ImageDecoder
 from tidegate.pipeline.plan import StepPlan
 from tidegate.pipeline.refusal import StepRefused
-from tidegate.pipeline.tensor_check import array_problem
+from tidegate.pipeline.tensor_check import TensorCheck
 from tidegate.pipeline.tokenize import TextTokens
 from tidegate.types import Datatype
 
@@ -64,7 +64,7 @@ class _LoadedStep(NamedTuple):
 
     title: str
     takes: tuple[str, ...]
-    gives: tuple[TensorSpec, ...]
+    gives: tuple[TensorCheck, ...]
     compute: _Compute
 
 
@@ -83,7 +83,8 @@ class PipelineEngine:
         self.device_meter = getattr(inner, "device_meter", None)
         specs = _specs(plan)
         pipeline = plan.pipeline
-        self._specs = specs
+        self._checks = {name: TensorCheck(spec, plan.axes) for name, spec in specs.items()}
+        self._of_inner = tuple(TensorCheck(spec, plan.axes) for spec in pipeline.outputs)
         self._before = tuple(_loaded(one, specs, plan) for one in pipeline.before) if plan.part != "after" else ()
         self._after = tuple(_loaded(one, specs, plan) for one in pipeline.after) if plan.part != "before" else ()
         self._for_model = tuple(spec.name for spec in pipeline.inputs)
@@ -116,10 +117,10 @@ class PipelineEngine:
         return {spec.name: tensors[spec.name] for spec in self._plan.outputs}
 
     def _learn(self, name: str, array: NDArray[Any], lengths: dict[str, int]) -> None:
-        spec = self._specs.get(name)
-        if spec is None:
+        check = self._checks.get(name)
+        if check is None:
             raise StepRefused(f"there is no tensor {name!r} in this pipeline")
-        if problem := array_problem(spec, array, self._plan.axes, lengths):
+        if problem := check.problem(array, lengths):
             raise StepRefused(problem)
 
     def _run(self, steps: Sequence[_LoadedStep], tensors: _Tensors, call: StepCall) -> None:
@@ -130,22 +131,23 @@ class PipelineEngine:
                 raise type(error)(f"{step.title}: {error}") from error
             except _UNUSABLE as error:
                 raise StepRefused(f"{step.title}: cannot use its tensors: {error}") from error
-            for spec, array in zip(step.gives, given, strict=False):
-                if problem := array_problem(spec, array, self._plan.axes, call.lengths):
+            for check, array in zip(step.gives, given, strict=False):
+                if problem := check.problem(array, call.lengths):
                     raise StepRefused(f"{step.title}: {problem}")
-                tensors[spec.name] = array
+                tensors[check.name] = array
 
     def _of_model(self, inputs: _Tensors, lengths: dict[str, int]) -> _Tensors:
         assert self._inner is not None  # its caller has looked
         outputs = self._inner.infer(inputs)
         found: _Tensors = {}
-        for spec in self._plan.pipeline.outputs:
-            if spec.name not in outputs:
-                raise EngineError(f"the artefact gave no output {spec.name!r} (it gave {', '.join(outputs) or 'none'})")
-            array = _as_declared(spec, outputs[spec.name])
-            if problem := array_problem(spec, array, self._plan.axes, lengths):
+        for check in self._of_inner:
+            name = check.name
+            if name not in outputs:
+                raise EngineError(f"the artefact gave no output {name!r} (it gave {', '.join(outputs) or 'none'})")
+            array = _as_declared(check.spec, outputs[name])
+            if problem := check.problem(array, lengths):
                 raise EngineError(f"the artefact's output {problem}")
-            found[spec.name] = array
+            found[name] = array
         return found
 
     def __repr__(self) -> str:
@@ -192,7 +194,8 @@ def _loaded(step: Step, specs: Mapping[str, TensorSpec], plan: StepPlan) -> _Loa
     except (OSError, ValueError) as error:
         words = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise EngineError(f"{title}: {path}: {words}") from error
-    return _LoadedStep(title, step.inputs, tuple(specs[name] for name in step.outputs), compute)
+    checks = tuple(TensorCheck(specs[name], plan.axes) for name in step.outputs)
+    return _LoadedStep(title, step.inputs, checks, compute)
 
 
 def _compute_of(step: Step, path: Path, specs: Mapping[str, TensorSpec], plan: StepPlan) -> _Compute:
@@ -252,4 +255,4 @@ def _wasm(path: Path, name: str, takes: Sequence[TensorSpec], gives: Sequence[Te
         module = WasmModule(path, name, plan.limits)
     except BadModule as error:
         raise EngineError(f"step wasm ({name}): {path}: {error}") from error
-    return lambda given, call: module.run(takes, given, gives, plan.axes, call.lengths, budget_s=call.budget_s)
+    return lambda given, call: module.run(takes, given, gives, budget_s=call.budget_s)

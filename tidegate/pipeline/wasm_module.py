@@ -33,7 +33,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +41,7 @@ from typing import Any, Final
 import wasmtime
 from numpy.typing import NDArray
 
-from tidegate.models.manifest import Axis, TensorSpec
+from tidegate.models.manifest import TensorSpec
 from tidegate.pipeline.epoch_ticker import TICK_S, EpochTicker
 from tidegate.pipeline.plan import WasmLimits
 from tidegate.pipeline.refusal import StepRefused, StepTooLate
@@ -127,15 +127,12 @@ class WasmModule:
         takes: Sequence[TensorSpec],
         arrays: Sequence[NDArray[Any]],
         gives: Sequence[TensorSpec],
-        axes: Mapping[str, Axis],
-        lengths: dict[str, int],
         *,
         budget_s: float,
     ) -> list[NDArray[Any]]:
-        """The outputs for these inputs.
+        """The outputs for these inputs, of the datatypes and ranks in `gives`.
 
         Args:
-            lengths: of the request's axes; learns those of the outputs.
             budget_s: what is left of the request's; the call gets fuel and time for no more.
 
         Raises:
@@ -150,7 +147,7 @@ class WasmModule:
         finally:
             self._c.store_delete(store)
         try:
-            return arrays_of(given, gives, axes, lengths)
+            return arrays_of(given, gives)
         except BadWasmMessage as error:
             raise StepRefused(str(error)) from error
 

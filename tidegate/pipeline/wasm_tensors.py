@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.arrays import array_to_tensor, tensor_to_array
-from tidegate.models.manifest import Axis, TensorSpec
+from tidegate.models.manifest import TensorSpec
 from tidegate.outcome import InvalidRequest
-from tidegate.pipeline.tensor_check import shape_problem
 from tidegate.types import Datatype, Tensor
 
 # The codes are part of the interface of modules: never changed, only added to.
@@ -60,10 +59,11 @@ def message_of(specs: Sequence[TensorSpec], arrays: Arrays) -> bytes:
     return b"".join(parts)
 
 
-def arrays_of(
-    message: bytes, specs: Sequence[TensorSpec], axes: Mapping[str, Axis], lengths: dict[str, int]
-) -> list[NDArray[Any]]:
-    """The tensors of a message, of the declared names, datatypes and shapes; they alias it. Raises BadWasmMessage."""
+def arrays_of(message: bytes, specs: Sequence[TensorSpec]) -> list[NDArray[Any]]:
+    """The tensors of a message, of the declared datatypes and ranks; they alias it. Raises BadWasmMessage.
+
+    Whether their lengths are the declared ones is the next one's to check, as of every step (`tensor_check.py`).
+    """
     if len(message) < _COUNT.size:
         raise BadWasmMessage(f"it has {len(message)} bytes, fewer than a message begins with")
     count, _ = _COUNT.unpack_from(message)
@@ -72,16 +72,14 @@ def arrays_of(
     found: list[NDArray[Any]] = []  # an annotation: to subscript NDArray takes three times what a tensor does
     at = _COUNT.size
     for spec in specs:
-        array, at = _tensor(message, at, spec, axes, lengths)
+        array, at = _tensor(message, at, spec)
         found.append(array)
     if at != len(message):
         raise BadWasmMessage(f"{len(message) - at} bytes follow its last tensor")
     return found
 
 
-def _tensor(
-    message: bytes, at: int, spec: TensorSpec, axes: Mapping[str, Axis], lengths: dict[str, int]
-) -> tuple[NDArray[Any], int]:
+def _tensor(message: bytes, at: int, spec: TensorSpec) -> tuple[NDArray[Any], int]:
     """A tensor, and where the next one begins."""
     if at + _HEAD.size > len(message):
         raise BadWasmMessage(f"it ends before {spec.name!r}")
@@ -97,8 +95,6 @@ def _tensor(
     if following > len(message):
         raise BadWasmMessage(f"it ends within {spec.name!r}")
     shape = struct.unpack_from(f"<{rank}Q", message, at)
-    if problem := shape_problem(spec, shape, axes, lengths):
-        raise BadWasmMessage(problem)
     raw = memoryview(message)[begins:ends]
     elements = prod(shape)
     if spec.datatype is Datatype.BYTES:
@@ -109,6 +105,11 @@ def _tensor(
             return tensor_to_array(Tensor(spec.name, spec.datatype, shape, raw)), following
         except InvalidRequest as error:
             raise BadWasmMessage(error.message) from error
+        except (ValueError, OverflowError) as error:  # nothing, by as much as no array may have
+            raise BadWasmMessage(f"{spec.name!r} cannot have shape {list(shape)}") from error
     if size_bytes != elements * spec.datatype.itemsize:
         raise BadWasmMessage(f"{spec.name!r} of shape {list(shape)} has {size_bytes} bytes")
-    return np.frombuffer(raw, spec.datatype.numpy_name).reshape(shape), following
+    try:
+        return np.frombuffer(raw, spec.datatype.numpy_name).reshape(shape), following
+    except (ValueError, OverflowError) as error:
+        raise BadWasmMessage(f"{spec.name!r} cannot have shape {list(shape)}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tidegate.models.manifest import Axis, TensorSpec
-from tidegate.pipeline.tensor_check import array_problem
+from tidegate.pipeline.tensor_check import TensorCheck
 from tidegate.pipeline.wasm_tensors import DATATYPE_CODES, BadWasmMessage, arrays_of, message_of
 from tidegate.types import Datatype
 
@@ -47,28 +48,36 @@ def test_what_is_written_reads_as_it_was(rows: int, width: int, seed: int) -> No
     arrays = tensors(rows, width, seed)
     message = message_of(SPECS, arrays)
     assert len(message) % 8 == 0
-    found = arrays_of(message, SPECS, AXES, {})
+    found = arrays_of(message, SPECS)
     for one, other in zip(found, arrays, strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @given(st.integers(0, 99), st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=6), st.data())
-def test_a_message_that_was_tampered_with_is_refused_or_still_what_is_declared(
+def test_a_message_that_was_tampered_with_is_refused_or_has_the_declared_datatypes_and_ranks(
     seed: int, edits: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     message = bytearray(message_of(SPECS, tensors(2, 3, seed)))
     for at, value in edits:
         message[at % len(message)] = value
     cut = data.draw(st.integers(0, len(message)))
-    lengths: dict[str, int] = {}
     try:
-        found = arrays_of(bytes(message[:cut]), SPECS, AXES, lengths)
+        found = arrays_of(bytes(message[:cut]), SPECS)
     except BadWasmMessage:
         return
-    again: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     for spec, array in zip(SPECS, found, strict=True):
-        assert array_problem(spec, array, AXES, again) == ""
-    assert again == lengths
+        problem = TensorCheck(spec, AXES).problem(array, lengths)
+        assert problem == "" or "axis" in problem or "has shape" in problem, "of lengths only"
+
+
+@pytest.mark.parametrize("shape", [(0, 2**63), (2**63, 0), (0, 2**64 - 1)])
+@pytest.mark.parametrize("datatype", [Datatype.FP32, Datatype.BYTES])
+def test_nothing_by_more_than_an_array_may_have_is_refused(shape: tuple[int, int], datatype: Datatype) -> None:
+    spec = TensorSpec("values", datatype, ("batch", "width"))
+    message = struct.pack("<IIIIQQQ", 1, 0, DATATYPE_CODES[datatype], 2, 0, *shape)
+    with pytest.raises(BadWasmMessage, match="cannot have shape"):
+        arrays_of(message, [spec])
 
 
 @pytest.mark.parametrize(
@@ -83,4 +92,6 @@ def test_a_message_that_was_tampered_with_is_refused_or_still_what_is_declared(
     ],
 )
 def test_what_is_not_declared_is_told(spec: TensorSpec, array: NDArray[Any], words: str) -> None:
-    assert words in array_problem(spec, array, AXES, {"batch": 2})
+    check = TensorCheck(spec, AXES)
+    assert words in check.problem(array, {"batch": 2})
+    assert repr(check) == f"<TensorCheck {spec.name} {spec.datatype.value}{list(spec.shape)}>"
