@@ -138,7 +138,9 @@ class GatewayDialler:
             if dialled.peer:
                 self._names[address] = dialled.peer
         found = {address: name or self._names.get(address, "") for address, name in self._configured.items()}
-        for name, state in self._heard().items():
+        heard = self._heard()
+        self._links = {name: links for name, links in self._links.items() if name in heard}
+        for name, state in heard.items():
             if state.online:  # a will carries no address
                 self._links[name] = state.links
             for address in filter(is_gateway_address, self._links.get(name, ())):

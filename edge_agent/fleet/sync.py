@@ -120,7 +120,7 @@ class EdgeSync:
         self.dispute = NameDispute(draw) if dispute is None else dispute
         self._ear = ear
         self._on_desired = on_desired
-        self.gateways: dict[str, GatewayState] = {}  # the last state of each
+        self.gateways: dict[str, GatewayState] = {}  # the last state of each, the one heard longest ago first
         self._topics = Topics(fleet)
         self._device = checked_name(device, "the device's name")
         self._acl = AclCheck(self._topics, device)
@@ -275,10 +275,17 @@ class EdgeSync:
     def _note_gateway(self, name: str, state: GatewayState, *, retained: bool) -> None:
         if state.gateway != name:
             return  # the broker's ACL vouches only for the name in the topic
-        if name in self.gateways or len(self.gateways) < MAX_GATEWAYS:
-            self.gateways[name] = state
-            if self._ear is not None:
-                self._ear.heard(state, retained=retained)
+        if name not in self.gateways and len(self.gateways) >= MAX_GATEWAYS:
+            del self.gateways[self._least_wanted_gateway()]
+        self.gateways.pop(name, None)
+        self.gateways[name] = state
+        if self._ear is not None:
+            self._ear.heard(state, retained=retained)
+
+    def _least_wanted_gateway(self) -> str:
+        """Where gateways are named by their pods, each deployment leaves names behind that never come back."""
+        gone = (name for name, state in self.gateways.items() if not state.online)
+        return next(gone, None) or next(iter(self.gateways))
 
     def _note_neighbour(self, name: str, kind: DeviceTopic, payload: bytes) -> None:
         birth = decode_up(kind, payload) if name in self._neighbours and kind is DeviceTopic.BIRTH else None

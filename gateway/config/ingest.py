@@ -31,7 +31,17 @@ class IngestConfig(Section):
         description="Highest priority (0 to 9) that deferred requests of a device may have against those of others, by "
         "the device's name or a pattern such as kiosk-*; the first that matches counts. Others: 0, devices take turns.",
     )
+    models: dict[str, tuple[str, ...]] = Field(
+        {"*": ("*",)},
+        description="Globs of the models that deferred requests of a device may ask for, by the device's name or a "
+        "pattern such as kiosk-*; the first that matches counts. Others: none.",
+    )
 
     def right_of(self, device: str) -> int:
         """Return the highest priority that the device's requests may have against those of others."""
         return next((most for pattern, most in self.priorities.items() if fnmatchcase(device, pattern)), 0)
+
+    def may_ask(self, device: str, model: str) -> bool:
+        """Whether deferred requests of the device may ask for the model."""
+        globs = next((globs for pattern, globs in self.models.items() if fnmatchcase(device, pattern)), ())
+        return any(fnmatchcase(model, one) for one in globs)

@@ -1,6 +1,7 @@
 """An issuer's public keys: read from a file, or fetched from the one address that the configuration names.
 
-    unknown key id     fetched again, at most every 30 s over all callers; waiting callers share one fetch
+    unknown key id     fetched again, at most every 30 s over all callers; waiting callers share one fetch, and one
+                       that leaves does not abort it
     nothing unknown    fetched again every 10 minutes, in the background, so that a withdrawn key goes
     issuer away        the known keys stay in force; one log line when the outage begins and one when it ends
     a file             read again within a second of a change; a broken file leaves the keys as they are
@@ -8,6 +9,10 @@
 A fetch is bounded in size and time and follows no redirect. Of a key set, only keys that can verify what the gateway
 accepts are taken: RSA of 2048 bits or more, P-256, Ed25519. Symmetric keys are left out, so that a public key can never
 be taken for a shared secret.
+
+**A fetch is a task of the key set and not of a caller.** Callers are not identified yet, and the pace counts from where
+a fetch begins. If a caller that hangs up took its fetch along, one such caller each 30 s would keep a rotated key
+unknown, and valid tokens refused, until the next refresh.
 
 **PyJWT parses each key (`PyJWK`); its `PyJWKClient` and `PyJWKSet` are not used**, because they cannot keep the above:
 
@@ -40,7 +45,7 @@ from jwt.exceptions import PyJWTError
 from tidegate import clock
 from tidegate.config import ConfigError
 from tidegate.runtime.followed_file import FollowedFile
-from tidegate.runtime.owned_task import OwnedTask
+from tidegate.runtime.owned_task import OwnedTask, cancel_and_wait
 
 MOST_BYTES: Final = 256 * 1024
 MOST_KEYS: Final = 64
@@ -69,7 +74,7 @@ class KeySet:
         self._fetched_at: float | None = None
         self._away = False
         self._session: aiohttp.ClientSession | None = None
-        self._fetching = asyncio.Lock()
+        self._fetching: asyncio.Task[None] | None = None
         self._refreshing = OwnedTask(self._refresh, name="jwks")
 
     async def __aenter__(self) -> KeySet:
@@ -90,20 +95,19 @@ class KeySet:
         if self._file is not None:
             await self._file.__aexit__()
         await self._refreshing.aclose()
-        if self._session is not None:
-            await self._session.close()
+        session, self._session = self._session, None  # from here on no caller begins a fetch
+        if self._fetching is not None:
+            await cancel_and_wait(self._fetching)
+        if session is not None:
+            await session.close()
 
     async def key(self, id: str) -> PyJWK | None:
         """Return the key of this id, or None; "" means the only key there is. Fetches again if the id is unknown."""
         found = self._found(id)
-        if found is not None or self._url is None:
+        if found is not None or not self._may_fetch():
             return found
-        async with self._fetching:
-            found = self._found(id)
-            if found is None and self._may_fetch():
-                await self._fetch()
-                found = self._found(id)
-        return found
+        await self._wait_for_fetch()
+        return self._found(id)
 
     def _found(self, id: str) -> PyJWK | None:
         if not id and len(self._keys) == 1:
@@ -111,7 +115,11 @@ class KeySet:
         return self._keys.get(id)
 
     def _may_fetch(self) -> bool:
-        return self._fetched_at is None or clock.now() >= self._fetched_at + AGAIN_AFTER_S
+        """Whether a caller may wait for a fetch: one that is under way, or a new one if the pace allows it."""
+        if self._session is None:  # the keys are in a file, or this is closed
+            return False
+        under_way = self._fetching is not None and not self._fetching.done()
+        return under_way or self._fetched_at is None or clock.now() >= self._fetched_at + AGAIN_AFTER_S
 
     def look(self) -> None:
         """Read the file again if it has changed since it was last read."""
@@ -126,8 +134,16 @@ class KeySet:
     async def _refresh(self) -> None:
         while True:
             await clock.sleep(REFRESH_S)
-            async with self._fetching:
-                await self._fetch()
+            try:
+                await self._wait_for_fetch()
+            except Exception:
+                log.exception("the issuer's keys were not refreshed")  # a defect here must not end it for good
+
+    async def _wait_for_fetch(self) -> None:
+        """Wait for the fetch that is under way, or for a new one; a waiter that is cancelled does not end the fetch."""
+        if self._fetching is None or self._fetching.done():
+            self._fetching = asyncio.create_task(self._fetch(), name="fetch of the issuer's keys")
+        await asyncio.shield(self._fetching)
 
     async def _fetch(self) -> None:
         self._fetched_at = clock.now()

@@ -22,12 +22,13 @@ from gateway.ingest.journal import DeferredJob
 from gateway.ingest.receiver import Ingest
 from tidegate import clock
 from tidegate.fleet.stored import MAX_BODY_BYTES, MAX_WORDS, DeferredAnswer
+from tidegate.generate.check import checked_generation
 from tidegate.models.manifest import Manifest
 from tidegate.oip.call import call_of
 from tidegate.oip.grpc.codec import message_from_response, request_from_bytes
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, message_of
-from tidegate.outcome import CallerError, ServeError, TooLarge
+from tidegate.outcome import CallerError, Forbidden, ServeError, TooLarge
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.storage.database import DatabaseUnavailable
 from tidegate.types import DEFERRED, Call, Reply
@@ -51,12 +52,20 @@ class DeferredWorker:
     Args:
         infer: the service that answers calls.
         manifest_of: returns a manifest by name and version.
+        may_ask: whether a device, by its name, may ask for a model.
     """
 
-    def __init__(self, ingest: Ingest, infer: Service, manifest_of: Callable[[str, str], Manifest]) -> None:
+    def __init__(
+        self,
+        ingest: Ingest,
+        infer: Service,
+        manifest_of: Callable[[str, str], Manifest],
+        may_ask: Callable[[str, str], bool],
+    ) -> None:
         self._ingest = ingest
         self._infer = infer
         self._manifest_of = manifest_of
+        self._may_ask = may_ask
         self._work: dict[int, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -109,7 +118,7 @@ class DeferredWorker:
             reply = await self._infer(self._call(job))
             await self._answer(job, reply)
         except ServeError as error:
-            await self._failed(job, error)
+            await self._settled(job, error)
         except DatabaseUnavailable:
             await clock.sleep(RETRY_S)  # the answer could not be stored: it is computed again
         except Exception:
@@ -120,7 +129,12 @@ class DeferredWorker:
     def _call(self, job: DeferredJob) -> Call:
         now = clock.now()
         request = request_from_bytes(job.body)
+        if not self._may_ask(job.device, request.model_name):
+            asked = f"device {job.device!r} may not ask for model {request.model_name!r}"
+            raise Forbidden(f"{asked} (key 'ingest.models' of the gateway)")
         manifest = self._manifest_of(request.model_name, request.model_version)
+        if manifest.generative is not None:
+            checked_generation(manifest.generative, request)  # as the servers of live callers do
         call = call_of(request, manifest, protocol=DEFERRED, headers={}, arrived_at=now)
         floor = max(call.min_quality, manifest.better_than(job.variant))
         # The tenant that the device's caller named is dropped: no credential has proved it.
@@ -135,6 +149,12 @@ class DeferredWorker:
             )
         else:
             await self._ingest.answered(job, DeferredAnswer(job.id, body), variant=reply.variant, whole=body)
+
+    async def _settled(self, job: DeferredJob, error: ServeError) -> None:
+        try:
+            await self._failed(job, error)
+        except DatabaseUnavailable:
+            await clock.sleep(RETRY_S)  # it fails once more, then
 
     async def _failed(self, job: DeferredJob, error: ServeError) -> None:
         if isinstance(error, CallerError):

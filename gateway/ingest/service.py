@@ -45,7 +45,7 @@ class IngestService:
             right_of=section.right_of,
             shared=SharedItems(store, gateway) if store is not None else None,
         )
-        self._deferred = DeferredWorker(self.ingest, infer, manifest_of)
+        self._deferred = DeferredWorker(self.ingest, infer, manifest_of, section.may_ask)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:

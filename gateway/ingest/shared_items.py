@@ -243,7 +243,7 @@ def _decoded(raw: Sequence[bytes]) -> list[SharedItem]:
     for one in raw:
         try:
             items.append(_decoder.decode(one))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.error("an item in the store cannot be read and is left there", reason=str(error))
     return items
 

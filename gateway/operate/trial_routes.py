@@ -37,7 +37,7 @@ def trial_routes(trials: Trials) -> list[web.RouteDef]:
         model, raw = request.match_info["model"], await request.content.read(_MAX_BODY_BYTES)
         try:
             await trials.begin(model, msgspec.json.decode(raw, type=SplitRequest))
-        except (msgspec.MsgspecError, InvalidSplit, ModelNotFound) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, InvalidSplit, ModelNotFound) as error:
             raise web.HTTPUnprocessableEntity(text=str(error)) from error
         return web.json_response(model_versions(trials, model))
 

@@ -72,6 +72,7 @@ class SharedStore:
         self._prefix = f"tidegate:{{{fleet}}}:"
         self._draw = draw
         self._client: Redis | None = None
+        self._turns = asyncio.Semaphore(MAX_CONNECTIONS)  # the package refuses what finds no free connection
         self._pause_s = 0.0
         self._retry_at = 0.0
         self.trouble: str | None = "it was not asked yet"  # None while it answers
@@ -146,6 +147,10 @@ class SharedStore:
 
     async def run_each(self, script: StoreScript, calls: Sequence[StoreCall]) -> list[Any]:
         """Run one script several times, in one round trip. Raises StoreUnavailable; some may have been run then."""
+        async with self._turns:  # a wait for a connection is no silence of the store's
+            return await self._run_each(script, calls)
+
+    async def _run_each(self, script: StoreScript, calls: Sequence[StoreCall]) -> list[Any]:
         if self._client is None:
             raise StoreUnavailable("the store's connection is closed")
         if clock.now() < self._retry_at:

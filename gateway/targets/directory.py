@@ -389,8 +389,12 @@ class Directory:
             self._fleet.fold(LinkAttested(spec.id, UNATTESTED[spec.transport]), clock.now())
         stack = AsyncExitStack()
         self._open[spec.id] = held = _OpenTarget(spec, stack)
-        target = self._make(spec, partial(self._on_event_of, held))
-        self.targets[spec.id] = await stack.enter_async_context(target)
+        try:
+            target = self._make(spec, partial(self._on_event_of, held))
+            self.targets[spec.id] = await stack.enter_async_context(target)
+        except BaseException:
+            del self._open[spec.id]  # it is opened when its device, or its source, is looked at again
+            raise
         link = self._dialled_in.links.get(spec.id) if self._dialled_in else None
         if link is not None and link.open and isinstance(target, DeviceTarget):
             target.accept(link)

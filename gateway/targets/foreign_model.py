@@ -84,4 +84,4 @@ def _dimensions(
 
 
 def _version_key(version: str) -> tuple[int, str]:
-    return (int(version) if version.isdigit() else -1, version)
+    return (int(version) if version.isdecimal() else -1, version)

@@ -255,6 +255,9 @@ class UnaryTarget:
                 self._up = True
             except ServeError as exc:
                 self._down(report, exc.message)
+            except Exception as exc:  # a foreign server may say anything, and probes go on
+                log.exception("cannot probe a target, for a defect", target=self._id)
+                self._down(report, f"it cannot be probed: {exc!r}")
             await clock.sleep(self._probe_interval_s)
 
     async def _check_ready(self) -> None:

@@ -64,7 +64,7 @@ def error_from_event(event: Mapping[str, Any]) -> ServeError | None:
 def _message(status: int, body: bytes) -> str:
     try:
         told = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         told = None
     said = told.get("error") if isinstance(told, dict) else None
     if isinstance(said, dict):

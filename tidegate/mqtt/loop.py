@@ -8,13 +8,16 @@ acknowledged before the connection is closed.
 A flood is folded for a tenth of the time at most (`cpu_share.py`); messages that come meanwhile replace those that wait
 (`inbox.py`). Retained messages are folded as fast as they come, since a starting process waits for them.
 
-A task that crashes logs the crash with its consequences, since nothing else would notice soon.
+A defect in taking in one message, or in one turn, is logged and costs that message or that turn: without this task a
+device would look dead to everybody, for as long as its process runs. A task that crashes all the same logs the crash
+with its consequences, since nothing else would notice soon.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 import structlog
@@ -25,7 +28,9 @@ from tidegate.mqtt.link import LinkEvent, MqttLink, MqttMessage
 from tidegate.runtime.owned_task import OwnedTask
 
 FAREWELL_TIMEOUT_S: Final = 1.0
+AFTER_DEFECT_S: Final = 1.0  # until the next turn
 _SHARE, _BURST_S = 0.1, 0.1
+_COMPLAINS_EVERY_S: Final = 10.0
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +63,8 @@ class MqttLoop:
         self._turn = turn
         self._farewell = farewell
         self._duty = DutyCycle(_SHARE, burst_s=_BURST_S)
+        self._name = name
+        self._complains_from = -inf
         self._task = OwnedTask(self._run, name=name, crash_means=crash_means)
 
     async def __aenter__(self) -> MqttLoop:
@@ -81,7 +88,7 @@ class MqttLoop:
         while True:
             self._activity.clear()
             rest_s = self._take_in_all(self.link.take())
-            until = self._turn()
+            until = self._take_turn()
             await clock.sleep(rest_s)  # whatever arrives, the requests get their turn
             if not self.link.inbox:
                 await self._pause(until)
@@ -90,10 +97,28 @@ class MqttLoop:
         """Fold the messages that have come; returns how long to pause before more."""
         began_at = clock.now()
         for event in events:
-            self._take_in(event)
+            try:
+                self._take_in(event)
+            except Exception:
+                topic = event.topic if isinstance(event, MqttMessage) else ""
+                self._complain("a message was passed by, for a defect", topic=topic)
         if any(isinstance(event, MqttMessage) and event.retained for event in events):
             return 0.0
         return self._duty.spend(began_at, clock.now())
+
+    def _take_turn(self) -> float | None:
+        try:
+            return self._turn()
+        except Exception:
+            self._complain("what is due to be published waits, for a defect")
+            return clock.now() + AFTER_DEFECT_S
+
+    def _complain(self, words: str, **values: str) -> None:
+        """Log the exception that is being handled; of many in a row one each ten seconds."""
+        now = clock.now()
+        if now >= self._complains_from:
+            self._complains_from = now + _COMPLAINS_EVERY_S
+            log.exception(words, task=self._name, **values)
 
     async def _pause(self, until: float | None) -> None:
         try:

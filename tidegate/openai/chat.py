@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.openai.generation_fields import GenerationFields, GenerationOptions, options_of, refuse_unserved
-from tidegate.openai.passed_fields import passed_fields
+from tidegate.openai.passed_fields import TemplateVariable, check_variables, passed_fields
 from tidegate.openai.wrong_parameter import WrongParameter, decoded
 from tidegate.text_prompt import TextPrompt
 
@@ -46,6 +46,7 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, TemplateVariable] | None = None  # for a server's own template
     # refused, unless they ask for nothing
     functions: list[Any] | None = None
     function_call: Any = None
@@ -80,6 +81,7 @@ def parse(body: bytes) -> ChatRequest:
         raise WrongParameter("tool_choice", "a call of a tool cannot be required here: auto and none are served")
     if asked.top_logprobs is not None and not asked.logprobs:
         raise WrongParameter("top_logprobs", "top_logprobs is for logprobs: true")
+    check_variables(asked.chat_template_kwargs)
     if not asked.messages:
         raise WrongParameter("messages", "messages must not be an empty list")
     options = options_of(
@@ -89,7 +91,13 @@ def parse(body: bytes) -> ChatRequest:
     )
     messages = [_message(index, one) for index, one in enumerate(asked.messages)]
     tools = [] if asked.tool_choice == "none" else asked.tools or []
-    return ChatRequest(options, messages, tools, passed_fields(body), asked.parallel_tool_calls is not False)
+    words = passed_fields(
+        body,
+        response_format=asked.response_format,
+        schema=options.schema,
+        variables=asked.chat_template_kwargs,
+    )
+    return ChatRequest(options, messages, tools, words, asked.parallel_tool_calls is not False)
 
 
 _decode = msgspec.json.Decoder(ChatBody).decode

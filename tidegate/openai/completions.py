@@ -42,7 +42,8 @@ def parse(body: bytes) -> CompletionRequest:
     options = options_of(
         asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs, default_max_tokens=DEFAULT_MAX_TOKENS
     )
-    return CompletionRequest(options, _prompt(asked.prompt), passed_fields(body))
+    words = passed_fields(body, response_format=asked.response_format, schema=options.schema)
+    return CompletionRequest(options, _prompt(asked.prompt), words)
 
 
 _decode = msgspec.json.Decoder(CompletionBody).decode

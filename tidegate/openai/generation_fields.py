@@ -39,6 +39,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 class ResponseSchema(msgspec.Struct, frozen=True):
     schema: dict[str, Any]
     name: str = ""
+    description: str | None = None
     strict: bool | None = None
 
 

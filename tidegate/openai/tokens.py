@@ -29,7 +29,7 @@ class Tokenizers:
 
     def __init__(self, repository: ModelFolders) -> None:
         self._repository = repository
-        self._loaded: dict[tuple[str, str], Any] = {}
+        self._loaded: dict[tuple[str, int], Any] = {}  # versions with the same tokenizer share it: it has megabytes
         self._loading = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -53,11 +53,11 @@ class Tokenizers:
         return await asyncio.to_thread(_rows, tokenizer, texts)
 
     async def _tokenizer(self, manifest: Manifest) -> Any:
-        key = (manifest.name, manifest.version)
+        text = text_of(manifest)
+        key = (text.sha256 or f"{manifest.name}/{manifest.version}", text.max_tokens)
         if key not in self._loaded:
             async with self._loading:
                 if key not in self._loaded:
-                    text = text_of(manifest)
                     path = self._repository.folder(manifest) / text.tokenizer
                     self._loaded[key] = await asyncio.to_thread(_load, path, text)
         return self._loaded[key]

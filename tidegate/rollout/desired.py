@@ -132,7 +132,7 @@ def decode_desired(raw: bytes) -> DesiredDocument:
         raise BadMessage("not canonical JSON: keys are sorted, without spaces, none twice")
     try:
         return _decoder.decode(raw)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise BadMessage(str(error)) from error
 
 

@@ -218,7 +218,7 @@ def parse_to_child(header: Buffer) -> ToChild:
     """Raises FrameError."""
     try:
         return _to_child.decode(header)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FrameError(f"a frame from the parent does not parse: {error}") from error
 
 
@@ -226,7 +226,7 @@ def parse_from_child(header: Buffer) -> FromChild:
     """Raises FrameError."""
     try:
         return _from_child.decode(header)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FrameError(f"a frame from the worker does not parse: {error}") from error
 
 

@@ -48,6 +48,10 @@ class ApiKey:
         """What a server said, without the key."""
         return words.replace(self._key.encode(), _BLOT) if self._key else words
 
+    def blotted_text(self, words: str) -> str:
+        """The same of a text. It has to be whole: of a key at which it was cut, the beginning would stay."""
+        return words.replace(self._key, _BLOT.decode()) if self._key else words
+
     def _take(self, key: str) -> None:
         self._key = key
 

@@ -96,10 +96,13 @@ def count_in(given: object) -> int | None:
 
 
 def logprob_in(given: object) -> float:
-    """A logarithm of a probability; one that cannot be read is as good as impossible."""
-    if isinstance(given, int | float) and not isinstance(given, bool):
+    """A logarithm of a probability; what is no number is as good as impossible. Raises BadAnswer."""
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        return -9999.0
+    try:
         return min(0.0, max(-9999.0, float(given)))
-    return -9999.0
+    except OverflowError as error:  # JSON's whole numbers may have thousands of digits
+        raise BadAnswer("an event with a likelihood that is beyond any number") from error
 
 
 def finish_in(given: object) -> FinishReason | None:

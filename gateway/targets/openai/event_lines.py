@@ -55,9 +55,10 @@ class EventReader:
     def _take(self, line: bytes) -> None:
         name, _, value = line.partition(b":")
         if name in _COUNTED:  # a comment begins with the colon, and has no name
-            self._check(len(value))
+            line_bytes = len(line) + 1  # with its end: an entry without a value takes its place as well
+            self._check(line_bytes)
             self._event.append(value.removeprefix(b" "))
-            self._event_bytes += len(value)
+            self._event_bytes += line_bytes
 
     def _check(self, more_bytes: int) -> None:
         if self._event_bytes + more_bytes > self._most_bytes:

@@ -1,7 +1,8 @@
 """OpenAI's own interface: what the caller sent goes there as it came, and text comes back.
 
 Only what is this side's business is set: the model's name there, that the answer comes as events, and the most tokens
-it may have where the caller named none, under the name that the server takes.
+it may have. That number is the one that was checked, reserved and charged here, under the one name that the server
+takes: OpenAI has two names for it, of which a caller may give both, and Ollama knows only the older.
 
 To go on with an answer that has begun (`TextPrompt.begun`), its beginning becomes a last message of the assistant.
 llama-server goes on behind such a message by itself; vLLM and SGLang are told to.
@@ -52,11 +53,9 @@ class TextDialect:
         words = request.text
         if words is None:
             raise NotSupported("this target takes text, and the request has token ids only")
-        body: dict[str, Any] = {**words.fields, "model": model, "stream": True}
-        body["stream_options"] = {"include_usage": True}
-        most = request.parameters.get(MAX_TOKENS_KEY)
-        if most is not None and not any(name in body for name in _MOST_NAMES):
-            body[self._most_name] = most
+        body: dict[str, Any] = {name: raw for name, raw in words.fields.items() if name not in _MOST_NAMES}
+        body |= {"model": model, "stream": True, "stream_options": {"include_usage": True}}
+        body[self._most_name] = request.parameters[MAX_TOKENS_KEY]  # each way in sets it
         if words.begun and words.is_chat:
             messages = msgspec.json.decode(words.fields[MESSAGES])
             body |= {MESSAGES: [*messages, {"role": "assistant", "content": words.begun}], **self._resuming}

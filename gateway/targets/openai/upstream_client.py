@@ -149,8 +149,7 @@ class UpstreamClient:
         event = _json(raw)
         if not isinstance(event, dict):
             raise BadAnswer(f"{self._id} sent an event that is no JSON object")
-        if (error := error_of_event(event, self._id)) is not None:
-            error.message = self._key.blotted(error.message.encode()).decode()
+        if (error := error_of_event(event, self._id, self._key.blotted_text)) is not None:
             raise error
         return event
 
@@ -160,8 +159,8 @@ class UpstreamClient:
                 body = await response.content.read(MAX_ERROR_BYTES)
         except TimeoutError:
             body = b""
-        blotted = self._key.blotted(body)
-        return error_of_answer(response.status, _lower(response), blotted, self._id, clock.utc_s())
+        headers, blotted = _lower(response), self._key.blotted_text
+        return error_of_answer(response.status, headers, body, self._id, clock.utc_s(), blotted)
 
     @asynccontextmanager
     async def _sent(

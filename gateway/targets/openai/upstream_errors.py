@@ -10,7 +10,8 @@
     other            the server's
 
 An error may also come as an event of a stream that began well; it has a type or a code, and no status. Words of a
-server are shortened, and are never those of a refused key, since some repeat the key in them.
+server are shortened, and are never those of a refused key, since some repeat the key in them. The key is blotted out of
+the others before they are shortened: behind a cut in the middle of it, its beginning would not be known for one.
 
 Pure.
 """
@@ -18,7 +19,7 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 from math import isfinite
 from typing import Any, Final
@@ -44,31 +45,37 @@ _OF_TYPE: Final[Mapping[str, int]] = {
 }  # fmt: skip
 
 
-def error_of_answer(status: int, headers: Mapping[str, str], body: bytes, target: str, now_utc_s: float) -> ServeError:
+Blot = Callable[[str], str]
+
+
+def error_of_answer(
+    status: int, headers: Mapping[str, str], body: bytes, target: str, now_utc_s: float, blotted: Blot
+) -> ServeError:
     """The error that a server answered with.
 
     Args:
         headers: by lower-case names.
         target: the id of the target, for the operator's words.
+        blotted: a text without the key.
     """
     try:
         said = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        said = body[:_MOST_WORDS].decode(errors="replace")
-    return _error(status, said, _wait_s(headers, now_utc_s), target)
+        said = body.decode(errors="replace")
+    return _error(status, said, _wait_s(headers, now_utc_s), target, blotted)
 
 
-def error_of_event(event: Mapping[str, Any], target: str) -> ServeError | None:
+def error_of_event(event: Mapping[str, Any], target: str, blotted: Blot) -> ServeError | None:
     """The error that an event of a stream says; None of any other event."""
     if event.get("object") == "error":
         said: Any = event
     elif (said := event.get("error")) is None:
         return None
-    return _error(_status_in(said), said, None, target)
+    return _error(_status_in(said), said, None, target, blotted)
 
 
-def _error(status: int, said: Any, wait_s: float | None, target: str) -> ServeError:
-    words = _words(said)
+def _error(status: int, said: Any, wait_s: float | None, target: str, blotted: Blot) -> ServeError:
+    words = _words(said, blotted)
     if 300 <= status < 400:
         return BadAnswer(f"{target} redirects elsewhere ({status}), which is not followed: set its address to that")
     match status:
@@ -99,12 +106,12 @@ def refused_key(target: str, status: int) -> ServeError:
     )
 
 
-def _words(said: Any) -> str:
+def _words(said: Any, blotted: Blot) -> str:
     """What a server says, in whichever of the usual places it says it."""
     inner = said.get("error", said) if isinstance(said, dict) else said
     if isinstance(inner, dict):
         inner = inner.get("message") or inner.get("detail") or inner.get("type") or ""
-    text = inner if isinstance(inner, str) else ""
+    text = blotted(inner) if isinstance(inner, str) else ""
     printable = "".join([one if one.isprintable() else " " for one in text[: 4 * _MOST_WORDS]]).strip()
     return printable[:_MOST_WORDS] or "it gives no reason"
 

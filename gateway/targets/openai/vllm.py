@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from gateway.targets.openai.dialect import (
+    MOST_TOKENS,
     Event,
     Part,
     UpstreamRequest,
@@ -30,6 +31,7 @@ from tidegate.token_sink import TopLogprob
 from tidegate.types import InferRequest
 
 _BY_ID: Final = "token_id:"
+_MOST_DIGITS: Final = len(str(MOST_TOKENS))
 
 
 class VllmDialect:
@@ -94,8 +96,14 @@ def _likelihoods(said: Mapping[str, Any], tokens: int) -> tuple[tuple[float, ...
 
 def _row(row: Mapping[str, Any]) -> tuple[TopLogprob, ...]:
     likely = [
-        TopLogprob(int(name.removeprefix(_BY_ID)), logprob_in(logprob))
+        TopLogprob(_id_in(name.removeprefix(_BY_ID)), logprob_in(logprob))
         for name, logprob in row.items()
-        if name.startswith(_BY_ID) and name.removeprefix(_BY_ID).isdecimal() and len(name) < 20
+        if name.startswith(_BY_ID) and name.removeprefix(_BY_ID).isdecimal()
     ]
     return tuple(sorted(likely, key=lambda one: -one.logprob))
+
+
+def _id_in(digits: str) -> int:
+    """An id that came as text. Raises BadAnswer."""
+    [id] = ids_in([int(digits) if len(digits) <= _MOST_DIGITS else MOST_TOKENS + 1])
+    return id

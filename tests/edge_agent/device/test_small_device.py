@@ -69,7 +69,17 @@ async def test_a_restart_knows_what_the_model_cost_and_another_setting_measures_
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\x00" * 100, b"[1]", b'{"x": [[1, -1]]}', b'{"x": []}', b'{"x": [[1e999, 1]]}', b"[" * 10**6]
+    "content",
+    [
+        b"",
+        b"\x00" * 100,
+        b"[1]",
+        b'{"x": [[1, -1]]}',
+        b'{"x": []}',
+        b'{"x": [[1e999, 1]]}',
+        b"[" * 10**6,
+        b'{"\xff": [[1, 1]]}',
+    ],
 )
 async def test_a_damaged_file_of_costs_is_as_good_as_none(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "costs.json"

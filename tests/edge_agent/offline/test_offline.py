@@ -114,6 +114,30 @@ async def test_a_deferred_request_is_computed_by_a_better_variant_when_there_is_
             assert (await get(session, where))[0] == 404
 
 
+async def test_a_device_may_ask_later_for_the_models_only_that_its_entry_names(
+    tmp_path: Path, broker: Mosquitto
+) -> None:
+    """What comes over MQTT bears no credential of a caller's: the gateway's operator says what devices may ask for."""
+    models, better = kinds_repository(tmp_path / "m"), better_repository(tmp_path / "b")
+    ingest = {"path": tmp_path / "ingest.db", "models": {"kiosk": ("kind-*", "other"), "*": ("*",)}}
+    async with (
+        edge(models, broker.url, tmp_path / "state") as app,
+        edge(better, broker.url, tmp_path / "other", name="server"),
+        gateway(models, broker.url, tmp_path, ingest=ingest),
+        aiohttp.ClientSession() as session,
+    ):
+        device = app.addresses["http"]
+        where = device + (await ask(session, device, UNSURE))[1]["Location"]
+
+        async def ended() -> Any:
+            found = await get(session, where)
+            return found if found[0] != 202 else None
+
+        status, _, answer = await eventually(ended)
+        assert status == 403
+        assert "device 'kiosk' may not ask for model 'kinds'" in answer["error"]
+
+
 @pytest.mark.parametrize(
     ("policy", "headers", "status", "provisional"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
@@ -175,10 +176,21 @@ class Issuer:
         self.status = 200
         self.headers: dict[str, str] = {}
         self.asked = 0
+        self.reached = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
 
     async def answer(self, _: web.Request) -> web.Response:
         self.asked += 1
+        self.reached.set()
+        await self.answers.wait()
         return web.Response(body=self.body, status=self.status, headers=self.headers)
+
+    def rotate(self) -> None:
+        """Offer new keys; from here on an answer waits until `answers` is set."""
+        self.body = json.dumps({"keys": PUBLIC}).encode()
+        self.reached.clear()
+        self.answers.clear()
 
 
 @pytest.fixture
@@ -210,6 +222,105 @@ async def test_an_unknown_key_is_fetched_but_not_more_often_than_every_so_often(
         assert await keys.key("ES256") is not None
         assert one.asked == 2
         assert repr(keys) == f"<KeySet {url} 3 keys>"
+
+
+async def test_a_caller_that_leaves_does_not_abort_the_fetch_that_others_wait_for(
+    issuer: tuple[Issuer, str], minutes: dict[str, float]
+) -> None:
+    one, url = issuer
+    async with KeySet(url=url) as keys:
+        one.rotate()
+        minutes["s"] += jwks.AGAIN_AFTER_S
+        leaves = asyncio.create_task(keys.key("nobody's"))
+        await one.reached.wait()
+        stay = [asyncio.create_task(keys.key("ES256")) for _ in range(20)]
+        leaves.cancel()
+        await asyncio.wait([leaves])
+        assert leaves.cancelled()
+        one.answers.set()
+        assert None not in await asyncio.gather(*stay)
+        assert one.asked == 2, "once when it was entered, and once for all callers"
+
+
+async def test_a_fetch_whose_only_caller_leaves_goes_on(issuer: tuple[Issuer, str], minutes: dict[str, float]) -> None:
+    one, url = issuer
+    async with KeySet(url=url) as keys:
+        one.rotate()
+        minutes["s"] += jwks.AGAIN_AFTER_S
+        leaves = asyncio.create_task(keys.key("nobody's"))
+        await one.reached.wait()
+        leaves.cancel()
+        await asyncio.wait([leaves])
+        one.answers.set()
+        assert await keys.key("ES256") is not None
+        assert [await keys.key("nobody's"), one.asked] == [None, 2], "the pace holds"
+
+
+async def test_closing_ends_a_fetch_that_is_under_way_and_no_other_begins(
+    issuer: tuple[Issuer, str], minutes: dict[str, float]
+) -> None:
+    one, url = issuer
+    with capture_logs() as logs:
+        async with KeySet(url=url) as keys:
+            one.rotate()
+            minutes["s"] += jwks.AGAIN_AFTER_S
+            leaves = asyncio.create_task(keys.key("ES256"))
+            await one.reached.wait()
+            leaves.cancel()
+            await asyncio.wait([leaves])
+            assert FETCH in {task.get_name() for task in asyncio.all_tasks()}
+        assert FETCH not in {task.get_name() for task in asyncio.all_tasks()}
+        minutes["s"] += jwks.AGAIN_AFTER_S
+        assert await keys.key("ES256") is None
+    assert (one.asked, logs) == (2, [])
+    one.answers.set()
+
+
+FETCH = "fetch of the issuer's keys"
+
+
+class Rounds:
+    """Stands in for `clock.sleep`: the refresh sleeps until a test lets it go on."""
+
+    def __init__(self) -> None:
+        self._asleep, self._wake = asyncio.Event(), asyncio.Event()
+
+    async def sleep(self, _: float) -> None:
+        self._asleep.set()
+        await self._wake.wait()
+        self._wake.clear()
+
+    async def next(self) -> None:
+        """Let the refresh do one round; returns when it sleeps again."""
+        async with asyncio.timeout(1.0):
+            await self._asleep.wait()
+            self._asleep.clear()
+            self._wake.set()
+            await self._asleep.wait()
+
+
+async def test_a_defect_in_one_refresh_does_not_end_the_next(
+    issuer: tuple[Issuer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, url = issuer
+    rounds, read = Rounds(), keys_of
+    monkeypatch.setattr("gateway.identity.jwks.clock.sleep", rounds.sleep)
+
+    def broken(_: bytes) -> Any:
+        raise RuntimeError("a defect")
+
+    async with KeySet(url=url) as keys:
+        one.body = json.dumps({"keys": PUBLIC}).encode()
+        monkeypatch.setattr(jwks, "keys_of", broken)
+        with capture_logs() as logs:
+            await rounds.next()
+        assert [(entry["log_level"], entry.get("exc_info")) for entry in logs] == [("error", True)]
+        assert await keys.key("RS256") is not None, "the known keys stay"
+
+        monkeypatch.setattr(jwks, "keys_of", read)
+        await rounds.next()
+        assert await keys.key("ES256") is not None
+        assert one.asked == 3
 
 
 BROKEN = {

@@ -31,6 +31,12 @@ def test_free_lengths_are_axes_and_the_highest_version_is_taken() -> None:
     assert manifest.axes["image.2"] == Axis(0)
 
 
+@pytest.mark.parametrize("odd", ["²", "", "latest", "-1", "1.5", "٣" * 3])
+def test_a_version_that_is_no_number_is_no_defect(odd: str) -> None:
+    manifest = manifest_from(described(versions=[odd]), oip_pb2.ModelConfig())
+    assert manifest.version in ("10", odd)
+
+
 def test_a_batch_axis_that_the_configuration_bounds_is_shared() -> None:
     manifest = manifest_from(described(), oip_pb2.ModelConfig(max_batch_size=8))
 

@@ -22,6 +22,10 @@ def nested(levels: int) -> str:
         {"type": "object", "properties": {"a": {"enum": ["x", {"b": [1]}]}}, "required": ["a"]},
         {"$defs": {"a": {"type": "integer"}}, "items": {"$ref": "#/$defs/a"}, "anyOf": [{"type": "array"}, False]},
         {"properties": {"$ref": {"type": "string"}, "ключ": {"description": "{[}"}}},
+        {"properties": {"$dynamicRef": {"$ref": "#"}, "const": {"$ref": "#/$defs/const"}}, "$defs": {"const": {}}},
+        {"const": {"$ref": "http://a/b"}, "properties": {"a": {"enum": [{"$ref": "x"}], "default": {"$ref": "x"}}}},
+        {"properties": {"properties": {"const": {"$ref": "http://a/b"}}}},  # a property of this name has a value
+        {"examples": [{"a": {"$ref": "http://a/b"}}], "items": [{"$ref": "#/$defs/a"}], "$defs": {"a": {}}},
     ],
 )
 def test_a_schema_is_taken(schema: object) -> None:
@@ -57,6 +61,42 @@ def test_a_schema_is_taken(schema: object) -> None:
 def test_what_is_none_is_refused_with_the_place(text: str, words: str) -> None:
     with pytest.raises(BadSchema, match=words):
         check_schema_text(text)
+
+
+AWAY = {"$ref": "http://169.254.169.254/x"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (AWAY, "schema"),
+        ({"$dynamicRef": "http://a/b#c"}, "schema"),
+        ({"$recursiveRef": "other.json"}, "schema"),
+        ({"if": AWAY}, "schema.if"),
+        ({"then": {"else": AWAY}}, "schema.then.else"),
+        ({"contains": AWAY}, "schema.contains"),
+        ({"items": [{}, AWAY]}, "schema.items[1]"),
+        ({"additionalItems": AWAY, "unevaluatedProperties": AWAY}, "schema.additionalItems"),
+        ({"propertyNames": AWAY}, "schema.propertyNames"),
+        ({"dependentSchemas": {"default": AWAY}}, "schema.dependentSchemas.default"),
+        ({"dependencies": {"enum": AWAY}}, "schema.dependencies.enum"),
+        ({"properties": {"const": AWAY}}, "schema.properties.const"),
+        ({"$defs": {"properties": {"properties": {"enum": AWAY}}}}, "schema.$defs.properties.properties.enum"),
+        ({"$defs": {"examples": AWAY}}, "schema.$defs.examples"),
+        ({"x-of-nobody": {"a": [[AWAY]]}}, "schema.x-of-nobody.a[0][0]"),
+        ({"properties": {"a": {"$ref": AWAY}}}, "schema.properties.a.$ref"),
+        # data becomes a schema where a reference leads into it
+        ({"const": AWAY, "$ref": "#/const"}, "schema.const"),
+        ({"enum": [AWAY], "not": {"$ref": "#/%65num/0"}}, "schema.enum[0]"),
+        ({"x": {"default": {"y": AWAY}}, "items": {"$dynamicRef": "#/x/default/y"}}, "schema.x.default.y"),
+        ({"examples": [{**AWAY, "$anchor": "there"}], "items": {"$ref": "#there"}}, "schema.examples[0]"),
+    ],
+)  # fmt: skip
+def test_a_reference_out_of_the_schema_is_refused_under_any_keyword(schema: object, place: str) -> None:
+    with pytest.raises(BadSchema) as caught:
+        check_schema_text(json.dumps(schema))
+    assert str(caught.value).startswith(f"{place}.$")
+    assert "leads elsewhere" in str(caught.value)
 
 
 def test_as_many_levels_as_may_be_are_taken() -> None:

@@ -117,6 +117,50 @@ def test_a_bad_schema_is_refused_with_the_place(schema: Any, words: str) -> None
     assert words in refused.value.message
 
 
+AWAY: Any = {"$ref": "http://169.254.169.254/x"}
+NAMED: Any = {"name": "tide", "schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(("given", "passed"), [
+    ({"type": "text", "json_schema": {"name": "x", "schema": AWAY}}, {"type": "text"}),
+    ({"type": "json_object", "schema": AWAY}, {"type": "json_object"}),
+    ({"type": "json_object", "json_schema": {"name": "x", "schema": AWAY}}, {"type": "json_object"}),
+    ({"type": "json_schema", "schema": AWAY, "json_schema": {**NAMED, "grammar": "root ::= .", "strict": None}},
+     {"type": "json_schema", "json_schema": NAMED}),
+    ({"type": "json_schema", "json_schema": {**NAMED, "strict": False, "description": "of the sea"}},
+     {"type": "json_schema", "json_schema": {**NAMED, "strict": False, "description": "of the sea"}}),
+])  # fmt: skip
+def test_a_format_that_is_passed_on_holds_nothing_but_what_was_checked(given: Any, passed: Any) -> None:
+    body = msgspec.json.encode({"model": "talker", "prompt": "the tide", "response_format": given})
+    for words in (parsed(response_format=given).words, completions.parse(body).words):
+        assert msgspec.json.decode(words.fields["response_format"]) == passed
+
+
+def test_the_schema_that_is_passed_on_is_the_text_that_was_checked() -> None:
+    schema = {"enum": ["ü", 10**30, 1.5]}
+    asked = parsed(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    assert asked.options.schema.encode() in bytes(asked.words.fields["response_format"])
+
+
+def test_variables_of_a_template_are_passed_on() -> None:
+    given = {"enable_thinking": False, "effort": "low", "budget": 5, "share": 0.5, "date": None}
+    assert msgspec.json.decode(parsed(chat_template_kwargs=given).words.fields["chat_template_kwargs"]) == given
+    assert "chat_template_kwargs" not in parsed(chat_template_kwargs=None).words.fields
+
+
+@pytest.mark.parametrize("variables", [
+    {"chat_template": "{{ 7 * 7 }}"}, {"enable_thinking": True, "tokenize": False}, {"add_generation_prompt": False},
+    {"continue_final_message": True}, {"max_length": 2**40}, {"truncation": True}, {"template": "tool_use"},
+    {"messages": "x"}, {"tools": None}, {"documents": "x"}, {"tokenizer_kwargs": {"padding": True}}, {"a": {"b": 1}},
+    {"a": [1]}, {"a": 2**64}, ["a"], "a",
+])  # fmt: skip
+def test_what_is_more_than_a_variable_of_a_template_is_refused_by_name(variables: Any) -> None:
+    with pytest.raises(WrongParameter) as refused:
+        parsed(chat_template_kwargs=variables)
+    assert refused.value.parameter == "chat_template_kwargs"
+    assert "chat_template_kwargs" in refused.value.message
+
+
 @pytest.mark.parametrize("field", [
     {"frequency_penalty": 0}, {"presence_penalty": 0.0}, {"logit_bias": {}}, {"n": 1}, {"modalities": ["text"]},
     {"function_call": "none"}, {"user": "x"}, {"store": True}, {"metadata": {"a": "b"}}, {"top_k": -1},

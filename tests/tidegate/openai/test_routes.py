@@ -21,6 +21,7 @@ from tests.support.serving.host import FakeHost, minilm
 from tests.support.serving.oip_servers import OneFolder, Servers, serving
 from tidegate.arrays import tensor_to_array
 from tidegate.models import repository
+from tidegate.models.digest import sha256_of
 from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import DeadlineExceeded, NothingAlive, Overloaded
 from tidegate.runtime.process import StartError
@@ -350,6 +351,21 @@ async def test_a_tokenizer_is_read_once(folder: Path) -> None:
     tokenizers = Tokenizers(OneFolder(folder))
     await asyncio.gather(*(tokenizers.rows(minilm(), ["hello"]) for _ in range(8)))
     assert repr(tokenizers) == "<Tokenizers 1 loaded>"
+
+
+async def test_versions_with_the_same_tokenizer_share_it_and_others_do_not(folder: Path) -> None:
+    """It has megabytes, and a gateway that runs for months sees many versions."""
+    tokenizers, manifest = Tokenizers(OneFolder(folder)), minilm()
+    assert manifest.text is not None
+    digest = sha256_of(folder / "tokenizer.json")
+    for version in ("1", "2", "3"):
+        text = msgspec.structs.replace(manifest.text, sha256=digest)
+        await tokenizers.rows(msgspec.structs.replace(manifest, version=version, text=text), ["hello"])
+    assert repr(tokenizers) == "<Tokenizers 1 loaded>"
+    text = msgspec.structs.replace(manifest.text, sha256=digest, max_tokens=8)
+    (row,) = await tokenizers.rows(msgspec.structs.replace(manifest, text=text), ["hello " * 50])
+    assert len(row.ids) == 8
+    assert repr(tokenizers) == "<Tokenizers 2 loaded>"
 
 
 async def test_another_tokenizer_than_the_manifest_names_ends_the_start(folder: Path) -> None:

@@ -81,7 +81,7 @@ def read_genai_config(artefact: Path) -> GenaiConfig:
         config = msgspec.json.decode(content, type=GenaiConfig)
     except OSError as error:
         raise EngineError(f"{path}: it cannot be read: {error.strerror or error}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EngineError(f"{path}: {error}; {_WAY_OUT}") from error
     if problem := _problem(config, artefact):
         raise EngineError(f"{path}: {problem}; {_WAY_OUT}")

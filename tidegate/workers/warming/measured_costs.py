@@ -96,7 +96,7 @@ def _read(path: Path) -> dict[str, CostPoints]:
         if path.stat().st_size > _MAX_BYTES:
             return {}
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, CostPoints])
-    except (OSError, msgspec.MsgspecError, RecursionError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
     return {of: points for of, points in found.items() if points and all(map(_is_cost, points))}
 

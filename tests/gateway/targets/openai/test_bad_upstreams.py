@@ -15,6 +15,9 @@ from structlog.testing import capture_logs
 
 from gateway.app import Gateway
 from gateway.commands.status import upstream_lines
+from gateway.targets.openai.api_key import ApiKey
+from gateway.targets.openai.dialect import UpstreamRequest
+from gateway.targets.openai.upstream_client import UpstreamClient
 from gateway.targets.openai.vllm import VllmDialect
 from tests.support.models.text_side import tiny_tokenizer
 from tests.support.serving.writing_host import until
@@ -126,6 +129,29 @@ async def test_a_refused_key_is_the_operators_business_and_is_shown_to_nobody(tm
     assert KEY not in everything
     assert "openai.api_key_file" in late.message
     assert f"Bearer {KEY}" in server.keys
+
+
+@pytest.mark.parametrize("before", ["", "x" * 299, "x" * 290, "x" * 280, "x" * 1190])
+@pytest.mark.parametrize("form", ["event", "refusal", "text"])
+async def test_of_a_key_where_a_servers_words_are_cut_nothing_is_shown(form: str, before: str, tmp_path: Path) -> None:
+    key = 'sk/very"secret/0123456789'
+    (tmp_path / "key").write_text(key)
+    said = json.dumps({"error": {"message": before + key, "code": 500}}).replace("/", "\\/").encode()
+    answer = {
+        "event": HEAD + b"data: " + said + b"\n\n",
+        "refusal": whole(said, "500 Internal Server Error"),
+        "text": whole((before + key).encode(), "500 Internal Server Error"),
+    }[form]
+    script = lambda writer: writer.write(answer)  # noqa: E731
+    async with (
+        raw_server(script) as (_, url),
+        UpstreamClient("pool/up", url, key=ApiKey(file=tmp_path / "key")) as client,
+    ):
+        with pytest.raises(BadAnswer) as refused:
+            async with client.stream(UpstreamRequest("/completions", {})) as events:
+                [one async for one in events]
+    shown = refused.value.message.removeprefix("pool/up failed (500): ")
+    assert shown and set(shown) <= {"x", "*"}
 
 
 async def state_of(gateway: Gateway) -> str:

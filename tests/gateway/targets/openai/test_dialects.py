@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -59,11 +60,33 @@ def test_llama_servers_seed_has_32_bits() -> None:
 
 
 def test_vllms_likelihoods_are_read_by_id() -> None:
-    top = {"token_id:8": -0.5, "token_id:9": -0.25, "no id": -1.0, "token_id:" + "9" * 40: -1.0}
+    top = {"token_id:8": -0.5, "token_id:9": -0.25, "no id": -1.0, "token_id:": -1.0, "token_id:-7": -1.0}
     likely = {"token_logprobs": [-0.5], "top_logprobs": [top]}
     part = VllmDialect().part({"choices": [{"text": "x", "token_ids": [8], "logprobs": likely}]})
     assert part.logprobs == (-0.5,)
     assert [(one.id, one.logprob) for one in part.top[0]] == [(9, -0.25), (8, -0.5)]
+
+
+@pytest.mark.parametrize("digits", [str(2**31), "9" * 10, "9" * 40, "9" * 5000])
+def test_ids_of_other_likely_tokens_are_bounded_as_any_id(digits: str) -> None:
+    likely = {"token_logprobs": [-0.5], "top_logprobs": [{"token_id:8": -0.5, f"token_id:{digits}": -1.0}]}
+    with pytest.raises(BadAnswer, match="token id that is none"):
+        VllmDialect().part({"choices": [{"text": "x", "token_ids": [8], "logprobs": likely}]})
+
+
+BEYOND = 10**310
+
+
+@pytest.mark.parametrize(("dialect", "event"), [
+    (VllmDialect(), {"choices": [{"token_ids": [8], "logprobs": {"token_logprobs": [BEYOND]}}]}),
+    (VllmDialect(), {"choices": [{"token_ids": [8], "logprobs": {
+        "token_logprobs": [-0.5], "top_logprobs": [{"token_id:8": -BEYOND}]}}]}),
+    (LlamaServerDialect(), {"tokens": [8], "completion_probabilities": [{"logprob": -BEYOND}]}),
+    (SglangDialect(), {"output_ids": [8], "meta_info": {"output_token_logprobs": [[-BEYOND, 8, None]]}}),
+])  # fmt: skip
+def test_a_likelihood_beyond_any_number_is_a_bad_answer(dialect: Any, event: Any) -> None:
+    with pytest.raises(BadAnswer, match="beyond any number"):
+        dialect.reader(REQUEST).part(msgspec.json.decode(json.dumps(event)))
 
 
 def test_what_llama_server_left_out_is_counted() -> None:
@@ -102,8 +125,22 @@ def test_an_answer_that_has_begun_is_a_last_message_that_is_gone_on_with() -> No
     assert "continue_final_message" not in asked(TextDialect(resuming=CONTINUE), words("", messages=[user]))
 
 
+@pytest.mark.parametrize("said", [
+    {}, {"max_tokens": 10**6}, {"max_completion_tokens": 10**6}, {"max_tokens": 10**6, "max_completion_tokens": 1},
+    {"max_completion_tokens": -5},
+])  # fmt: skip
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@pytest.mark.parametrize("prompt", [{"messages": []}, {"prompt": "The tide: "}])
+def test_the_most_tokens_are_said_once_and_are_those_that_were_counted(prompt: Any, name: str, said: Any) -> None:
+    body = asked(TextDialect(name), words("", **prompt, **said))
+    assert {key: body.get(key) for key in ("max_tokens", "max_completion_tokens") if key in body} == {name: 9}
+
+
 def test_only_fields_of_the_request_itself_go_on() -> None:
-    sent = {"model": "a", "messages": [1], "stream": True, "user": "u", "metadata": {}, "seed": 3, "stop": None, "n": 1}
+    sent = {
+        "model": "a", "messages": [1], "stream": True, "user": "u", "metadata": {}, "seed": 3, "stop": None, "n": 1,
+        "max_tokens": 5, "max_completion_tokens": 6, "response_format": {"type": "x"}, "chat_template_kwargs": {},
+    }  # fmt: skip
     passed = passed_fields(msgspec.json.encode(sent))
     assert {name: bytes(raw) for name, raw in passed.fields.items()} == {"messages": b"[1]", "seed": b"3"}
 

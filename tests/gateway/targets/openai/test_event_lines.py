@@ -40,7 +40,7 @@ def test_fields_that_count(stream: bytes, expected: list[bytes]) -> None:
     assert EventReader().feed(stream) == expected
 
 
-@pytest.mark.parametrize("endless", [b"x", b"data: x\n", b"data: " + b"x" * 90])
+@pytest.mark.parametrize("endless", [b"x", b"data: x\n", b"data: " + b"x" * 90, b"data:\n", b"error\n"])
 def test_an_event_without_an_end_is_given_up_at_its_bound(endless: bytes) -> None:
     reader, fed = EventReader(most_bytes=1000), 0
     with pytest.raises(BadAnswer, match="more than 1000 bytes"):

@@ -185,17 +185,21 @@ async def test_what_the_caller_sent_goes_on_as_it_came() -> None:
         {"role": "user", "content": "hm?"},
     ]
     sent: Any = {
-        "temperature": 0.25, "top_p": 0.5, "seed": 7, "stop": ["\n\n"], "max_completion_tokens": 50,
-        "response_format": {"type": "json_object"}, "reasoning_effort": "low",
+        "temperature": 0.25, "top_p": 0.5, "seed": 7, "stop": ["\n\n"], "response_format": {"type": "json_object"},
+        "reasoning_effort": "low",
     }  # fmt: skip
+    more: Any = {"chat_template_kwargs": {"enable_thinking": False}}
     server = server_of("plain")
     async with served(server) as url, upstream_gateway(url) as gateway, sdk(gateway) as client:
-        await client.chat.completions.create(model="talker", messages=messages, user="u-1", **sent)  # type: ignore[arg-type]
+        await client.chat.completions.create(  # type: ignore[call-overload]
+            model="talker", messages=messages, user="u-1", max_completion_tokens=50, extra_body=more, **sent
+        )
         await client.completions.create(model="talker", prompt="the tide", max_tokens=9)
     (path, body), (other_path, other) = server.asked
     assert path == "/v1/chat/completions"
     assert body == {
-        **sent, "messages": messages, "model": THERE, "stream": True, "stream_options": {"include_usage": True}
+        **sent, **more, "messages": messages, "model": THERE, "max_tokens": 50, "stream": True,
+        "stream_options": {"include_usage": True},
     }  # fmt: skip
     assert (other_path, other["prompt"], other["max_tokens"]) == ("/v1/completions", "the tide", 9)
 
@@ -206,6 +210,26 @@ async def test_the_most_tokens_are_said_where_the_caller_says_none(kind: str, na
     async with served(server) as url, upstream_gateway(url, default_max_tokens=33) as gateway, sdk(gateway) as client:
         await client.chat.completions.create(model="talker", messages=ASKED)
     assert server.asked[0][1][name] == 33
+
+
+@pytest.mark.parametrize("kind", ["openai", "plain", "ollama"])
+async def test_a_length_that_is_named_twice_goes_out_as_the_one_that_is_charged(kind: str) -> None:
+    server = server_of(kind, writes="one two three four five six " * 300)
+    both: Any = {"max_completion_tokens": 3, "max_tokens": 1_000_000}
+    async with served(server) as url, upstream_gateway(url) as gateway, sdk(gateway) as client:
+        chat = await client.chat.completions.create(model="talker", messages=ASKED, **both)
+        bare = await client.completions.create(
+            model="talker", prompt="the tide", max_tokens=4, extra_body={"max_completion_tokens": -5}
+        )
+        async with (
+            aiohttp.ClientSession(f"{gateway.addresses['http']}/v2/models/talker/") as session,
+            session.post("generate", json={"text_input": "the tide", "max_tokens": 5}) as answer,
+        ):
+            assert answer.status == 200
+    name = "max_completion_tokens" if kind == "openai" else "max_tokens"
+    said = [{key: body[key] for key in both if key in body} for _, body in server.asked]
+    assert said == [{name: 3}, {name: 4}, {name: 5}]
+    assert chat.choices[0].finish_reason == bare.choices[0].finish_reason == "length"
 
 
 async def test_calls_of_tools_come_through_streamed_and_whole() -> None:
