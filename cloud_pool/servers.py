@@ -4,7 +4,8 @@
 
 Each server is a pool of its own, with its workers, and a target of its own to gateways: one Python core a server. What
 they share is divided among them: memory, cores, and what strangers may make them hold. They start in turn, so that each
-measures its models while the others rest. One that ends is started again after a growing pause; the others serve on.
+measures its models while the others rest. One that ends, or that the system would not start, is started again after a
+growing pause; the others serve on.
 A signal to the parent drains all, and a parent that is killed takes its servers with it.
 
 Why whole pools, and not several servers before one batcher: docs/adr/0014-whole-pools-as-servers.md.
@@ -97,42 +98,25 @@ class PoolServer:
         return self._process.pid if self._process is not None else 0
 
     async def start(self) -> None:
-        """Return when it serves. Raises StartError: it ended before."""
-        command = [sys.executable, "-P", "-m", "cloud_pool", "--one-of-servers"]
-        self.ready, self._began_at = {}, clock.now()
-        self._process = await asyncio.create_subprocess_exec(
-            *command,
-            "--die-with-parent",
-            str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=MOST_LINE_BYTES,
-            start_new_session=True,  # a Ctrl-C in a terminal reaches the parent, which ends all in order
-        )
+        """Return when it serves. Raises StartError: it could not be started, or ended before."""
+        self.ready, self._process, self._began_at = {}, None, clock.now()
+        try:
+            self._process = await self._spawn()
+        except OSError as error:
+            raise StartError(f"{self.name}: could not be started: {error}") from error
         await self._hand(self._process)
-        reason = ""
-        while not self.ready:
-            event = await self._event(self._process)
-            if event is None:
-                await self._process.wait()
-                raise StartError(f"{self.name}: {reason or self._how(self._process)}")
-            match event.get("event"):
-                case "ready":
-                    self.ready = event
-                case "failed":
-                    reason = str(event.get("reason", ""))
-                case "progress":
-                    events.emit("progress", what=f"{self.name}: {event.get('what', '')}")
+        try:
+            await self._serves(self._process)
+        except StartError:
+            with suppress(ProcessLookupError):
+                self._process.kill()  # where it runs still: whether it serves would never be known
+            await self._ended()
+            raise
 
     async def keep(self) -> None:
         """Start it again whenever it has ended, for ever."""
         while True:
-            process = self._process
-            assert process is not None, "start it first"
-            while await self._event(process) is not None:
-                pass
-            await process.wait()
-            how = self._how(process)
+            how = await self._ended()
             delay_s = self._backoff.next_delay_after_s(clock.now() - self._began_at, STEADY_S)
             log.error("a server of this pool ended", server=self.name, how=how, again_in_s=round(delay_s, 2))
             events.emit("server_ended", name=self.name, how=how)
@@ -158,6 +142,45 @@ class PoolServer:
             process.kill()
             await process.wait()
 
+    async def _spawn(self) -> asyncio.subprocess.Process:
+        command = [sys.executable, "-P", "-m", "cloud_pool", "--one-of-servers"]
+        return await asyncio.create_subprocess_exec(
+            *command,
+            "--die-with-parent",
+            str(os.getpid()),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=MOST_LINE_BYTES,
+            start_new_session=True,  # a Ctrl-C in a terminal reaches the parent, which ends all in order
+        )
+
+    async def _serves(self, process: asyncio.subprocess.Process) -> None:
+        reason = ""
+        while not self.ready:
+            event = await self._event(process)
+            if event is None:
+                await process.wait()
+                raise StartError(f"{self.name}: {reason or self._how(process)}")
+            match event.get("event"):
+                case "ready":
+                    self.ready = event
+                case "failed":
+                    reason = str(event.get("reason", ""))
+                case "progress":
+                    events.emit("progress", what=f"{self.name}: {event.get('what', '')}")
+
+    async def _ended(self) -> str:
+        """Wait for the end of its process, and say how it ended."""
+        process = self._process
+        if process is None:
+            return "could not be started"
+        assert process.stdout is not None
+        with suppress(OSError):
+            while await process.stdout.read(MOST_LINE_BYTES):  # nobody needs it, but a full pipe would stop the server
+                pass
+        await process.wait()
+        return self._how(process)
+
     async def _hand(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
         process.stdin.write(json.dumps(self._config.model_dump(mode="json", exclude_unset=True)).encode())
@@ -165,11 +188,13 @@ class PoolServer:
             await process.stdin.drain()
         process.stdin.close()
 
-    @staticmethod
-    async def _event(process: asyncio.subprocess.Process) -> dict[str, Any] | None:
-        """Its next event; None at its end."""
+    async def _event(self, process: asyncio.subprocess.Process) -> dict[str, Any] | None:
+        """Its next event; None at its end. Raises StartError: what it says cannot be read, and "ready" may be in it."""
         assert process.stdout is not None
-        line = await process.stdout.readline()
+        try:
+            line = await process.stdout.readline()
+        except (OSError, ValueError) as error:  # ValueError: a line over MOST_LINE_BYTES
+            raise StartError(f"{self.name}: what it says on stdout cannot be read: {error}") from error
         if not line:
             return None
         try:

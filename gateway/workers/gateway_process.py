@@ -1,6 +1,6 @@
 """One process of a gateway as its parent sees it: started with its part, heard until it ends, and ended for certain.
 
-    starting → ready → leaving → over            over at any time, by itself or by a signal
+    starting → ready → leaving → over            over at any time: by itself, by a signal, or for want of a process
 
 A process gets its file descriptors by inheritance, its part by the channel, and the parent's process id, so that the
 kernel ends it with its parent. What it says on stdout and stderr goes where the parent's does.
@@ -58,6 +58,7 @@ class GatewayProcess:
         self._on_change = on_change
         self._process: asyncio.subprocess.Process | None = None
         self._channel: ProcessChannel[FromProcess] | None = None
+        self._not_started = ""  # that the system gave no process, and why
         self._task = OwnedTask(self._live, name=f"process {self.name}")
 
     @property
@@ -71,6 +72,8 @@ class GatewayProcess:
     @property
     def how(self) -> str:
         """How it ended, in words."""
+        if self._not_started:
+            return self._not_started
         code = self._process.returncode if self._process is not None else None
         if code is None:
             return "runs"
@@ -79,24 +82,42 @@ class GatewayProcess:
         return f"ended with exit code {code}" + (f": {self.why_not}" if self.why_not else "")
 
     async def start(self) -> Self:
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-m", "gateway", "--part", str(theirs.fileno())]
-        if self._config_path is not None:
-            command += ["--config", str(self._config_path)]
-        inherited = [fd for one in self.part.sockets for fd in one]
-        with theirs:
-            self._process = await asyncio.create_subprocess_exec(
-                *command,
-                "--die-with-parent",
-                str(os.getpid()),
-                stdin=asyncio.subprocess.DEVNULL,
-                pass_fds=sorted({*inherited, theirs.fileno()}),
-                start_new_session=True,  # a Ctrl-C in a terminal reaches the parent, which ends all in order
-            )
-        self._channel = await ProcessChannel.open(ours, FromProcess)
+        """Begin. Where the system gives no process (no memory, too many of them), it is over, and `how` says why."""
+        try:
+            await self._spawn()
+        except OSError as error:
+            self._not_started = f"could not be started: {error}"
+            await self.aclose()  # there is a process where it was the channel that could not be had
+            self._end()
+            return self
         self.send(self.part)
         self._task.start()
         return self
+
+    async def _spawn(self) -> None:
+        """Raises OSError: a process or its channel could not be had."""
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = await self._execute(theirs.fileno())
+            self._channel = await ProcessChannel.open(ours, FromProcess)
+        except BaseException:
+            ours.close()
+            raise
+
+    async def _execute(self, channel_fd: int) -> asyncio.subprocess.Process:
+        command = [sys.executable, "-P", "-m", "gateway", "--part", str(channel_fd)]
+        if self._config_path is not None:
+            command += ["--config", str(self._config_path)]
+        inherited = [fd for one in self.part.sockets for fd in one]
+        return await asyncio.create_subprocess_exec(
+            *command,
+            "--die-with-parent",
+            str(os.getpid()),
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=sorted({*inherited, channel_fd}),
+            start_new_session=True,  # a Ctrl-C in a terminal reaches the parent, which ends all in order
+        )
 
     def send(self, message: FromParent) -> None:
         if self._channel is not None:
@@ -146,6 +167,9 @@ class GatewayProcess:
         finally:
             hearing.cancel()
             await asyncio.gather(hearing, return_exceptions=True)
+        self._end()
+
+    def _end(self) -> None:
         self.over.set()
         self.settled.set()
         self._turn("down")

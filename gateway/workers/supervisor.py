@@ -11,8 +11,9 @@ others. A worker's successor overlaps it; the keeper's cannot, because what it h
 dialled-in devices wait for its start while callers do not.
 
 A process that ends by itself is started again after a wait with full jitter, from none up to RESTART_CAP_S, begun anew
-once one has lived STEADY_S. Before all have served for the first time an end is the gateway's: what is wrong then, a
-restart will not mend. A successor that cannot start (a broken configuration) ends the restarts: what served goes on.
+once one has lived STEADY_S. One that the system would not start has ended at once. Before all have served for the first
+time an end is the gateway's: what is wrong then, a restart will not mend. A successor that cannot start (a broken
+configuration) ends the restarts: what served goes on.
 """
 
 from __future__ import annotations

@@ -1,0 +1,194 @@
+"""The system will not start a process: what becomes of its place, of a restart in turn, and of what was opened for it.
+
+The supervisor and its sockets are real. Its processes are small ones that say they serve and do nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from gateway.config.gateway import GatewayConfig
+from gateway.workers import gateway_process, supervisor
+from gateway.workers.gateway_process import GatewayProcess
+from gateway.workers.messages import Leave, Member, PartAssignment, Serving
+from gateway.workers.supervisor import CannotReplace, GatewaySupervisor
+from tidegate import clock
+from tidegate.config import load
+from tidegate.runtime import events
+from tidegate.runtime.process import StartError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]  # a gateway that has lost a process for good may not end
+
+REASON = f"could not be started: [Errno {errno.EAGAIN}] {os.strerror(errno.EAGAIN)}"
+SERVES_UNTIL_TOLD = """
+import socket, sys
+end = socket.socket(fileno=int(sys.argv[1]))
+end.sendall(bytes.fromhex(sys.argv[2]))
+while length := end.recv(4, socket.MSG_WAITALL):
+    if end.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL) == bytes.fromhex(sys.argv[3]):
+        break
+"""
+
+
+class Spawns:
+    """In the place of `asyncio.create_subprocess_exec`.
+
+    Attributes:
+        fails: of each of the next calls, whether it fails, as it does where there are too many processes.
+    """
+
+    def __init__(self) -> None:
+        self.fails: list[bool] = []
+        self.pids: list[int] = []
+        self._spawn = asyncio.create_subprocess_exec
+
+    async def __call__(self, *command: str, **keys: Any) -> asyncio.subprocess.Process:
+        if self.fails and self.fails.pop(0):
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        said, leave = msgspec.msgpack.encode(Serving(addresses={}, models=[])), msgspec.msgpack.encode(Leave())
+        words = (len(said).to_bytes(4, "big") + said).hex(), leave.hex()
+        channel_fd = command[command.index("--part") + 1]
+        process = await self._spawn(sys.executable, "-I", "-S", "-c", SERVES_UNTIL_TOLD, channel_fd, *words, **keys)
+        self.pids.append(process.pid)
+        return process
+
+
+@pytest.fixture
+def spawns(monkeypatch: pytest.MonkeyPatch) -> Spawns:
+    made = Spawns()
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", made)
+    monkeypatch.setattr(supervisor, "STARTS_WITHIN_S", 10.0)
+    monkeypatch.setattr(random, "random", lambda: 0.1)  # waits are short
+    return made
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Of which processes the end was told, and how."""
+    told: list[tuple[str, str]] = []
+
+    def emit(event: str, **fields: Any) -> None:
+        if event == "worker_ended":
+            told.append((fields["name"], fields["how"]))
+
+    monkeypatch.setattr(events, "emit", emit)
+    return told
+
+
+def _gateway(folder: Path) -> GatewaySupervisor:
+    path = folder / "gateway.yaml"
+    path.write_text(yaml.safe_dump({"workers": 2, "http_port": 0, "grpc_port": 0, "drain_s": 1.0}))
+    return GatewaySupervisor(load(GatewayConfig, path), path)
+
+
+def _members(gateway: GatewaySupervisor) -> dict[str, Member]:
+    return {one.name: one for one in gateway.members()}
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10.0):
+        while not holds():
+            await clock.sleep(0.01)
+
+
+@pytest.mark.parametrize("name", ["keeper", "worker-1"])
+async def test_a_process_that_the_system_would_not_start_is_tried_again(
+    tmp_path: Path, spawns: Spawns, ends: list[tuple[str, str]], name: str
+) -> None:
+    async with _gateway(tmp_path) as gateway:
+        before = _members(gateway)
+        spawns.fails = [True, True]
+        os.kill(before[name].pid, signal.SIGKILL)
+        await _until(lambda: _members(gateway)[name].state == "ready" and _members(gateway)[name].ended > 0)
+        after = _members(gateway)
+    assert after[name].pid == spawns.pids[-1] != before[name].pid
+    assert ends == [(name, "was ended by SIGKILL"), (name, REASON), (name, REASON)]
+    assert (after[name].ended, after[name].why) == (3, f"{name} {REASON}")
+    assert {one: after[one].pid for one in after if one != name} == {
+        one: before[one].pid for one in before if one != name
+    }
+
+
+async def test_a_keeper_whose_successor_the_system_would_not_start_at_once_is_replaced_all_the_same(
+    tmp_path: Path, spawns: Spawns
+) -> None:
+    async with _gateway(tmp_path) as gateway:
+        before = _members(gateway)
+        spawns.fails = [False, False, True]  # the keeper is the last
+        await gateway.restart_in_turn()
+        after = _members(gateway)
+    assert all(after[name].pid != before[name].pid and after[name].state == "ready" for name in before)
+    assert {name: one.ended for name, one in after.items()} == {"keeper": 1, "worker-1": 0, "worker-2": 0}
+
+
+async def test_a_successor_that_the_system_would_not_start_ends_the_restart_and_what_served_goes_on(
+    tmp_path: Path, spawns: Spawns, ends: list[tuple[str, str]]
+) -> None:
+    async with _gateway(tmp_path) as gateway:
+        before = _members(gateway)
+        spawns.fails = [True]
+        with pytest.raises(CannotReplace) as refused:
+            await gateway.restart_in_turn()
+        same = _members(gateway)
+        await gateway.restart_in_turn()
+        after = _members(gateway)
+    assert str(refused.value) == f"worker-1: its successor {REASON}"
+    assert {name: one.pid for name, one in same.items()} == {name: one.pid for name, one in before.items()}
+    assert all(after[name].pid != before[name].pid and after[name].state == "ready" for name in before)
+    assert ends == []
+
+
+async def test_a_process_that_the_system_will_not_start_ends_the_gateways_start_with_the_reason(
+    tmp_path: Path, spawns: Spawns
+) -> None:
+    spawns.fails = [True]
+    with pytest.raises(StartError) as refused:
+        await _gateway(tmp_path).__aenter__()
+    assert str(refused.value) == f"keeper {REASON}"
+
+
+@pytest.mark.parametrize("fails", ["the process", "its channel"])
+async def test_what_was_opened_for_a_process_that_could_not_be_started_is_closed(
+    spawns: Spawns, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    opened: list[socket.socket] = []
+    changes: list[str] = []
+
+    def pair() -> tuple[socket.socket, socket.socket]:
+        ours, theirs = make_pair()
+        opened.extend((ours, theirs))
+        return ours, theirs
+
+    async def no_channel(*_: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    make_pair = socket.socketpair
+    part = PartAssignment("worker", 1, 1, sockets=[], http_port=0, grpc_port=0, folder="", generation=1)
+    process = GatewayProcess(part, None, lambda *_: None, lambda: changes.append(process.state))
+    with monkeypatch.context() as patched:
+        patched.setattr(gateway_process.socket, "socketpair", pair)
+        if fails == "the process":
+            spawns.fails = [True]
+        else:
+            patched.setattr(gateway_process.ProcessChannel, "open", no_channel)
+        await process.start()
+    assert process.over.is_set() and process.settled.is_set()
+    assert (process.state, changes, process.how) == ("down", ["down"], REASON)
+    assert [one.fileno() for one in opened] == [-1, -1]
+    for pid in spawns.pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    await process.aclose()
