@@ -70,7 +70,8 @@ def authenticate(
             if call.tokens is not None:
                 task = asyncio.current_task()
                 assert task is not None  # a coroutine of ours runs in one
-                tokens = MeteredTokens(call.tokens, reserved, partial(draws, quota), partial(task.cancel, SPENT))
+                cut = partial(task.cancel, SPENT)
+                tokens = MeteredTokens(call.tokens, reserved, forecast.prompt, partial(draws, quota), cut)
                 call = replace(call, tokens=tokens)
             try:
                 reply = await inner(call)

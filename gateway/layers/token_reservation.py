@@ -31,14 +31,18 @@ class MeteredTokens:
 
     Args:
         held: tokens that are reserved, the prompt's among them.
+        prompt: of those, the prompt's: no target's word makes it cost more.
         draw: pays for so many more; False: it cannot.
         cut: called once, where it could not.
     """
 
-    __slots__ = ("_cut", "_draw", "_sink", "held", "made")
+    __slots__ = ("_cut", "_draw", "_prompt", "_sink", "held", "made")
 
-    def __init__(self, sink: TokenSink, held: int, draw: Callable[[int], bool], cut: Callable[[], object]) -> None:
+    def __init__(
+        self, sink: TokenSink, held: int, prompt: int, draw: Callable[[int], bool], cut: Callable[[], object]
+    ) -> None:
         self._sink = sink
+        self._prompt = prompt
         self._draw = draw
         self._cut: Callable[[], object] | None = cut
         self.held = held
@@ -49,7 +53,7 @@ class MeteredTokens:
         return self._sink.window
 
     def started(self, prompt_tokens: int, cached_tokens: int) -> None:
-        self.made += prompt_tokens
+        self.made += min(prompt_tokens, self._prompt)
         self._sink.started(prompt_tokens, cached_tokens)
 
     def put(self, batch: TokenBatch) -> None:

@@ -19,7 +19,12 @@ for the rest of it and the one reply of all its parts are made from (`continued_
 
 When the caller is cancelled every attempt is cancelled with it, and with each the work in the far queue.
 A target that raises anything but a ServeError has a defect: it is logged with its traceback, and the request goes on
-elsewhere as after any failure.
+elsewhere as after any failure. The same where its offer is such that an attempt there cannot even be launched.
+
+A target is not believed beyond what is known here. Its seconds are clipped to those that the attempt took, the counts
+of a generation to what was asked, and a variant that it does not offer counts as the one that was placed. All of that
+is done once, as an answer is taken in (`_believed`): what tenants pay, what estimators learn and what metrics count is
+the same then.
 """
 
 from __future__ import annotations
@@ -27,11 +32,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from functools import partial
+from math import inf
 from typing import Final
 
 import structlog
 from msgspec.structs import replace
 
+from gateway.core.health.breaker import blame
 from gateway.core.history.recorder import (
     MAX_EVENTS_PER_REQUEST,
     AnswerRecord,
@@ -68,11 +75,12 @@ from gateway.targets.site import SiteTarget
 from tidegate import clock
 from tidegate.generate.beginning_confidence import beginning_confidence
 from tidegate.generate.request import LOGPROBS_KEY
-from tidegate.generate.usage import SPENT, STOPPED, FinishReason, usage_if_generated
+from tidegate.generate.usage import SPENT, STOPPED, FinishReason, clipped_usage, usage_if_generated
+from tidegate.models.work import prompt_ids
 from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
 from tidegate.token_sink import TokenSink
 from tidegate.tracing.propagation import outgoing_context
-from tidegate.types import Accepted, Call, InferRequest, Reply, Route
+from tidegate.types import Accepted, Call, InferRequest, InferResponse, Reply, Route
 
 log = structlog.get_logger(__name__)
 
@@ -83,6 +91,7 @@ _ALWAYS_NOTED: Final = (
     "failed",
     "cancelled",
 )  # two of each attempt, and those are few
+_OF_TEMPLATES: Final = 4096  # tokens that a server's own template may add to a prompt in words
 
 
 class RequestExecution:
@@ -187,11 +196,13 @@ class RequestExecution:
     # the machine's actions
 
     def _perform(self, actions: list[Action], now: float) -> None:
+        unlaunched: tuple[int, ServeError] | None = None
         for action in actions:
             if isinstance(action, WakeAt):  # every list but the last has one
                 self._wake_at(action.at)
             elif isinstance(action, Launch):
-                self._launch(action, now)
+                if (error := self._launch(action, now)) is not None:
+                    unlaunched = action.attempt, error
             elif isinstance(action, Cancel):
                 self._cancel(action, now)
             elif isinstance(action, Show):
@@ -202,10 +213,13 @@ class RequestExecution:
                 self._streams[action.attempt].release()
             else:
                 self._end = action
+        if unlaunched is not None:  # once the others are done: what follows from it replaces their timer
+            self._perform(self._machine.failed(*unlaunched, now), now)
         if self._waiter is not None and not self._waiter.done() and (self._end or self._next):
             self._waiter.set_result(None)
 
-    def _launch(self, launch: Launch, now: float) -> None:
+    def _launch(self, launch: Launch, now: float) -> ServeError | None:
+        """Returns why the attempt could not be launched, which is a defect; None where it is under way."""
         number, one = launch.attempt, launch.candidate
         offered = one.offered
         self._notes.append(
@@ -213,24 +227,36 @@ class RequestExecution:
         )
         if number == 0 and self._call.on_accepted is not None:  # another gateway asks: its link to here works
             self._call.on_accepted(Accepted(0, one.finish_s))
+        generation = self._ask.generation
+        try:
+            self._attempts[number] = AttemptTelemetry(
+                one,
+                self._context.next_key(),
+                launch.units,
+                now,
+                self._body_bytes,
+                prefix=() if generation is None else generation.prefix,
+            )
+        except Exception as defect:
+            return self._unlaunched(number, one, defect, now)
         if launch.answered and self._resumption is not None:
             self._answered_before[number] = launch.answered
             self._wasted += self._resumption.terms.prompt_tokens + launch.answered  # which had been computed
-        generation = self._ask.generation
-        self._attempts[number] = AttemptTelemetry(
-            one,
-            self._context.next_key(),
-            launch.units,
-            now,
-            self._body_bytes,
-            prefix=() if generation is None else generation.prefix,
-        )
         if self._inline is None and self._next is None:
             self._next = launch
-            return
+            return None
         task = self._loop.create_task(self._attempt(launch), name=f"attempt at {launch.candidate.target.id}")
         self._tasks[number] = task
         self._context.spawn(task)
+        return None
+
+    def _unlaunched(self, number: int, candidate: Candidate, defect: Exception, now: float) -> ServeError:
+        """An attempt that the target's offer does not let us launch: a failure of the target, like any defect of it."""
+        log.exception("an attempt cannot be launched", target=candidate.target.id)
+        error = InternalError(f"defect: {type(defect).__name__}")
+        candidate.offered.target.breaker.record(blame(error).target, now, self._context.draw())
+        self._told_failed(number, candidate, error, now)
+        return error
 
     def _wake_at(self, at: float) -> None:
         if self._call.deadline is not None and at < self._call.deadline and self._streamed is None:
@@ -244,8 +270,10 @@ class RequestExecution:
 
     def _cancel(self, cancel: Cancel, now: float) -> None:
         number = cancel.attempt
-        attempt = self._attempts.pop(number)
+        attempt = self._attempts.pop(number, None)
         self._leave(number)
+        if attempt is None:  # a defect met its launch or its end, which the machine has not heard of
+            return
         if self._streamed not in (None, number) and not attempt.has_begun:
             self._lose_race(number, attempt)
         if cancel.error is None:
@@ -253,7 +281,7 @@ class RequestExecution:
             self._note(RequestEvent(now, "cancelled", number))
         else:
             attempt.stalled(cancel.error, now, self._context.draw())
-            self._told_failed(number, attempt, cancel.error, now)
+            self._told_failed(number, attempt.candidate, cancel.error, now)
         if self._next is not None and self._next.attempt == number:
             self._next = None
         elif number == self._inline:
@@ -348,6 +376,7 @@ class RequestExecution:
         if attempt is None:
             return
         now = clock.now()
+        reply = self._believed(number, attempt, reply, now)
         work = self._context.ask_builder.computed(self._request, reply.response)
         link_s = attempt.answered(reply.stages, reply.load, now, tensor_bytes(reply.response.outputs), work=work)
         self._answers[number] = reply, link_s, now
@@ -375,6 +404,38 @@ class RequestExecution:
             budget.spent(reply.stages.get("compute", attempt.candidate.compute_s) * share if paid_s is None else paid_s)
         self._perform(self._machine.answered(number, now, confidence), now)
 
+    def _believed(self, number: int, attempt: AttemptTelemetry, reply: Reply, now: float) -> Reply:
+        """The reply without what is more than can be; nearly always the same object."""
+        took_s, stages = now - attempt.launched_at, reply.stages
+        if stages and stages.get("queue", 0.0) + stages.get("compute", 0.0) > took_s:
+            reply = _clipped_stages(reply, took_s)
+        offered = attempt.candidate.offered
+        if reply.variant != offered.variant.name and reply.variant:
+            offers = self._context.placer.fleet.offers(offered.model, offered.version).all
+            if offers.get((offered.target.spec.id, reply.variant)) is None:
+                reply = replace(reply, variant=offered.variant.name)
+        if self._ask.generation is not None:
+            response = self._with_known_counts(reply.response, took_s, before=self._answered_before.get(number, 0))
+            if response is not reply.response:
+                reply = replace(reply, response=response)
+        return reply
+
+    def _with_known_counts(self, response: InferResponse, took_s: float, *, before: int = 0) -> InferResponse:
+        """A generation's answer with no more tokens and seconds than are possible.
+
+        Args:
+            before: tokens of the whole answer that were given before: a part of this one's prompt.
+        """
+        generation = self._ask.generation
+        if generation is None:
+            return response
+        return clipped_usage(
+            response,
+            prompt_tokens=_most_prompt_tokens(self._request, generation.prompt_tokens) + before,
+            completion_tokens=max(0, generation.max_tokens - before),
+            took_s=took_s,
+        )
+
     @staticmethod
     def _paid_s(candidate: Candidate, reply: Reply) -> float | None:
         """What an answer's tokens cost, in seconds of a pool; None where they have no price."""
@@ -394,11 +455,11 @@ class RequestExecution:
 
     def _note_failure(self, number: int, attempt: AttemptTelemetry, error: ServeError, now: float) -> None:
         attempt.failed(error, now, self._context.draw())
-        self._told_failed(number, attempt, error, now)
+        self._told_failed(number, attempt.candidate, error, now)
 
-    def _told_failed(self, number: int, attempt: AttemptTelemetry, error: ServeError, now: float) -> None:
+    def _told_failed(self, number: int, candidate: Candidate, error: ServeError, now: float) -> None:
         if self._context.listener is not None:
-            self._context.listener.failed(self._call, attempt.candidate.target.id, error)
+            self._context.listener.failed(self._call, candidate.target.id, error)
         self._note(RequestEvent(now, "failed", number, words=truncated_words(f"{error.code}: {error.message}")))
 
     def _leave(self, number: int) -> None:
@@ -557,14 +618,15 @@ class RequestExecution:
         reply, link_s, answered_at = self._answers[end.attempt]
         if self._resumption is not None and end.attempt in self._answered_before:
             before, terms = self._answered_before[end.attempt], self._resumption.terms
-            reply = replace(reply, response=joined_response(reply.response, self._resumption.answer, before, terms))
+            joined = joined_response(reply.response, self._resumption.answer, before, terms)
+            reply = replace(reply, response=self._with_known_counts(joined, inf))
         usage = usage_if_generated(reply.response)
         if usage is not None:
             self._context.ask_builder.learn_length(
                 self._ask, usage.completion_tokens, ended=usage.finish_reason == "stop"
             )
         route = end.route
-        if reply.route is not None:
+        if reply.route is not None and end.candidate.offered.target.spec.tier == "site":
             route = _through_site(route, reply.route)
         request_id = self._remember(AnswerRecord(end.attempt, route, usage), now)
         if route.provisional:
@@ -599,6 +661,7 @@ class RequestExecution:
         """The reply that the caller's tokens are, where no target said how they ended."""
         assert self._so_far is not None
         response = response_so_far(self._request, self._so_far, reason)
+        response = self._with_known_counts(response, inf)
         request_id = self._remember(AnswerRecord(attempt, route, usage_if_generated(response)), now)
         assert self._call.deadline is not None
         return Reply(
@@ -689,3 +752,23 @@ class RequestExecution:
 def _through_site(route: Route, inner: Route) -> Route:
     """The route with that of the site which answered; a lower precision there is declared here as well."""
     return replace(route, inner=inner, degraded=route.degraded or inner.degraded)
+
+
+def _clipped_stages(reply: Reply, took_s: float) -> Reply:
+    """The reply of a target that claims more seconds than its attempt took: its compute counts first."""
+    compute_s = min(reply.stages.get("compute", 0.0), took_s)
+    queue_s = min(reply.stages.get("queue", 0.0), took_s - compute_s)
+    most = {"queue": queue_s, "compute": compute_s}
+    stages = {stage: most.get(stage, said_s) for stage, said_s in reply.stages.items()}
+    return replace(reply, stages=stages, batch_wait_s=min(reply.batch_wait_s, queue_s))
+
+
+def _most_prompt_tokens(request: InferRequest, known: int) -> int:
+    """The most tokens that a prompt can have. Args: known: as it was counted here, exactly where it is in ids."""
+    if prompt_ids(request) is not None:
+        return known
+    size_bytes = tensor_bytes(request.inputs)  # a token of words is a byte at least
+    if request.text is not None:
+        words = request.text
+        size_bytes += sum([memoryview(one).nbytes for one in words.fields.values()]) + len(words.begun.encode())
+    return size_bytes + _OF_TEMPLATES

@@ -388,7 +388,7 @@ class Shadowing:
     def _charge(self, shadow: _Shadow, reply: Reply | None, took_s: float) -> None:
         """What the pool computed for it; all of its time where that is not known."""
         share = 1.0 if reply is None else shadow.ask.rows / max(reply.batch_size, shadow.ask.rows)
-        pool_s = took_s if reply is None else reply.stages.get("compute", took_s) * share
+        pool_s = took_s if reply is None else min(reply.stages.get("compute", took_s), took_s) * share
         self.budget.spent(pool_s)
         if self._placer.cloud_budget is not None:
             self._placer.cloud_budget.spent(pool_s)

@@ -163,7 +163,7 @@ class UnaryTarget:
             raw = await call
         except grpc.aio.AioRpcError as exc:
             raise _error_of(exc) from exc
-        response = response_from_bytes(raw, request)
+        response = response_from_bytes(raw, request, any_version=self._foreign)
         if self._foreign:
             return Reply(response, variant=variant)
         trailers = _texts(await call.trailing_metadata())

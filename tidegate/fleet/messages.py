@@ -15,7 +15,6 @@ short so that one fits a small radio frame.
 from __future__ import annotations
 
 import hashlib
-from math import isfinite
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
@@ -23,7 +22,7 @@ from msgspec import Meta, field
 
 from tidegate.fleet.conditions import UNTOLD, DeviceConditions
 from tidegate.fleet.name_conflict import MOST_WORDS
-from tidegate.fleet.offers import ModelOffer, encode_offers
+from tidegate.fleet.offers import ModelOffer, check_offers, encode_offers
 from tidegate.fleet.reported import Reported
 from tidegate.fleet.topics import NAME_PATTERN, DeviceTopic
 
@@ -73,7 +72,7 @@ class Birth(msgspec.Struct, frozen=True, omit_defaults=True):
     v: Literal[1] = field(default_factory=lambda: 1)  # a factory: a default would be omitted from the JSON
 
     def __post_init__(self) -> None:
-        _check_offers(self.offers)
+        check_offers(self.offers)
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -88,7 +87,7 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
     v: Literal[1] = field(default_factory=lambda: 1)
 
     def __post_init__(self) -> None:
-        _check_offers(self.offers)
+        check_offers(self.offers)
 
 
 class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -190,18 +189,3 @@ def decode_bounded(decoder: msgspec.json.Decoder[T], payload: bytes, max_bytes: 
         return decoder.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise BadMessage(str(error)) from error
-
-
-def _check_offers(offers: tuple[ModelOffer, ...]) -> None:
-    """Names and costs that the gateway will compute with; msgspec turns the ValueError into one that names the path."""
-    for offer in offers:
-        if not 0 < len(offer.name) <= 128 or len(offer.version) > 64:
-            raise ValueError("a model's name has 1 to 128 characters and its version at most 64")
-        for variant in offer.variants:
-            work = [units for units, _ in variant.cost]
-            if len(set(work)) != len(work) or not all(_is_cost(*point) for point in variant.cost):
-                raise ValueError(f"cost points of {offer.name} must have distinct finite work >= 0 and seconds > 0")
-
-
-def _is_cost(units: float, seconds: float) -> bool:
-    return isfinite(units) and units >= 0 and isfinite(seconds) and seconds > 0

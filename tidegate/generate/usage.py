@@ -1,6 +1,7 @@
 """How a generation ended and what it took: the parameters of its answer, which is an OIP response like any other.
 
-Pure. A target is not trusted to say this right: what cannot be read is a BadAnswer.
+Pure. A target is not trusted to say this right: what cannot be read is a BadAnswer, and what is more than can be is
+clipped by the one that asked it (`clipped_usage`), since tenants pay by these counts.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from typing import Final, Literal, get_args
 
 import msgspec
+from msgspec.structs import replace
 
 from tidegate.outcome import BadAnswer
 from tidegate.types import InferResponse, Parameter
@@ -83,3 +85,33 @@ def usage_of(response: InferResponse) -> Usage:
         raise BadAnswer("a generation whose counts of tokens and microseconds cannot be read")
     prompt, completion, cached, prefill_us, decode_us = whole
     return Usage(reason, prompt, completion, cached, prefill_us / 1e6, decode_us / 1e6)  # type: ignore[arg-type]
+
+
+def clipped_usage(
+    response: InferResponse, *, prompt_tokens: int, completion_tokens: int, took_s: float
+) -> InferResponse:
+    """An answer that says no more than it can have taken; the same object where it did not, or is no generation.
+
+    Args:
+        prompt_tokens: the most that its prompt has.
+        completion_tokens: the most that were asked for.
+        took_s: from the question to the answer.
+    """
+    usage = usage_if_generated(response)
+    if usage is None or (
+        usage.prompt_tokens <= prompt_tokens
+        and usage.completion_tokens <= completion_tokens
+        and usage.cached_tokens <= usage.prompt_tokens
+        and usage.prefill_s + usage.decode_s <= took_s
+    ):
+        return response
+    prompt, prefill_s = min(usage.prompt_tokens, prompt_tokens), min(usage.prefill_s, took_s)
+    possible = Usage(
+        usage.finish_reason,
+        prompt,
+        min(usage.completion_tokens, completion_tokens),
+        min(usage.cached_tokens, prompt),
+        prefill_s,
+        min(usage.decode_s, took_s - prefill_s),
+    )
+    return replace(response, parameters={**response.parameters, **usage_parameters(possible)})

@@ -292,7 +292,7 @@ def greeting_of(frame: link_pb2.Hello) -> Greeting:
 
 
 def offers_of(raw: bytes) -> tuple[ModelOffer, ...]:
-    """The offers in a frame. Raises ProtocolViolation if they are too large or cannot be decoded."""
+    """The offers in a frame. Raises ProtocolViolation if they are too large, cannot be decoded or cannot be true."""
     if len(raw) > MAX_OFFERS_BYTES:
         raise ProtocolViolation(f"offers of {len(raw)} bytes; at most {MAX_OFFERS_BYTES}")
     try:

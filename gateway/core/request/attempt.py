@@ -120,41 +120,46 @@ class AttemptTelemetry:
         target = offered.target
         self.candidate = candidate
         self.launched_at = now
-        self.within_s = p95_s(candidate)  # the promise that is held against what comes
         self._key = key
+        # What is computed from the target's own words comes first: where that fails, no attempt is under way anywhere.
+        self.within_s = p95_s(candidate)  # the promise that is held against what comes
+        work_s = call_s = 0.0  # a generation has a slot, or waits for one: it is not ahead of single answers
+        if candidate.tokens is None:
+            work_s, call_s = added_work_s(candidate), offered.cost.call_s()
         self._units = units
         self._body_bytes = body_bytes
         self._prefix = prefix
         self._ledger = ledger = target.queue_estimate
         self._link = link = target.link
-        self._breaker, self._path = target.breaker, target.path_breaker
-        closed = BreakerState.CLOSED  # then nothing is a probe
-        self._probe = self._breaker.state is not closed and self._breaker.launched(now)
-        self._path_probe = self._path.state is not closed and self._path.launched(now)
-        target.asked_at = now
-        self._plain = now >= target.plain_from
-        self._stake = candidate.claim
-        self._first_at: float | None = None
-        self._pace: TokenPace | None = None
-        if candidate.tokens is None:
-            place = self._stake and self._stake.place
-            ledger.launch(key, added_work_s(candidate), now, place, call_s=offered.cost.call_s())
-        else:  # it has a slot, or waits for one: it is not ahead of single answers
-            ledger.launch(key, 0.0, now)
-            self._pace = offered.cost.pace
-            self._pace.launched(candidate.compute_s)
-        self._progress = target.progress
-        if not link.acknowledges:
-            ledger.accepted(key)
+        acknowledges, due_s, is_usual = link.acknowledges, 0.0, False
+        if not acknowledges:
             due_s, is_usual = self._unpromised_s()
-            self._progress.due(key, now + due_s, now, offered.model, promised=is_usual)
-        link.sent(key, now, body_bytes)
+        self._stake = candidate.claim
         self._scaling = target.scaling
         if self._scaling is not None:
             self._demand(now)
         self._toll = candidate.observer
         if self._toll is not None:
             self._toll.launched(now)
+        self._breaker, self._path = target.breaker, target.path_breaker
+        closed = BreakerState.CLOSED  # then nothing is a probe
+        self._probe = self._breaker.state is not closed and self._breaker.launched(now)
+        self._path_probe = self._path.state is not closed and self._path.launched(now)
+        target.asked_at = now
+        self._plain = now >= target.plain_from
+        self._first_at: float | None = None
+        self._pace: TokenPace | None = None
+        if candidate.tokens is None:
+            ledger.launch(key, work_s, now, self._stake and self._stake.place, call_s=call_s)
+        else:
+            ledger.launch(key, 0.0, now)
+            self._pace = offered.cost.pace
+            self._pace.launched(candidate.compute_s)
+        self._progress = target.progress
+        if not acknowledges:
+            ledger.accepted(key)
+            self._progress.due(key, now + due_s, now, offered.model, promised=is_usual)
+        link.sent(key, now, body_bytes)
 
     @property
     def queue_estimate(self) -> QueueEstimate:

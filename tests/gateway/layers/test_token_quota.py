@@ -122,6 +122,20 @@ async def test_a_failure_costs_nothing_and_one_in_the_middle_what_had_come() -> 
 
 
 @on_virtual_time
+async def test_a_prompt_costs_no_more_than_it_has_whatever_its_target_says_at_its_start() -> None:
+    async def inner(call: Call) -> Reply:
+        assert call.tokens is not None
+        call.tokens.started(2**32 - 1, 0)
+        call.tokens.put(TokenBatch(0, (5, 6, 7)))
+        raise Unreachable("gone")
+
+    service, left = limited(inner)
+    with pytest.raises(Unreachable):
+        await service(replace(CALL, tokens=TokenStream()))
+    assert left() == 120.0 - 23
+
+
+@on_virtual_time
 @pytest.mark.parametrize(("streamed", "left_over"), [(True, 120.0 - 23), (False, 20.0)])
 async def test_a_caller_who_leaves_pays_for_what_it_was_sent_or_for_all(streamed: bool, left_over: float) -> None:
     service, left = limited(streams(never_ends) if streamed else never_ends)

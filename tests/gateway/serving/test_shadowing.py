@@ -45,6 +45,8 @@ class Doubling(CountingTarget):
     def __init__(self, id: str, *, takes_s: float = 0.010) -> None:
         super().__init__(id)
         self.turned = 0.0
+        self.computes_s = 0.006
+        self.signs = ""
         self.takes_s = takes_s
         self.error: Exception | None = None
         self.seen: list[InferRequest] = []
@@ -69,7 +71,8 @@ class Doubling(CountingTarget):
         rows: NDArray[Any] = 2.0 * tensor_to_array(request.inputs[0])
         turn = np.array([[np.cos(self.turned), -np.sin(self.turned)], [np.sin(self.turned), np.cos(self.turned)]])
         output = array_to_tensor("y", (rows @ turn).astype(np.float32), Datatype.FP32)
-        return Reply(InferResponse("double", "1", (output,)), stages={"queue": 0.0, "compute": 0.006}, variant=variant)
+        stages = {"queue": 0.0, "compute": self.computes_s}
+        return Reply(InferResponse("double", "1", (output,)), stages=stages, variant=self.signs or variant)
 
 
 class Scene:
@@ -256,6 +259,26 @@ async def test_what_shadows_cost_is_counted_and_bounded() -> None:
         assert len(scene.pool.seen) < 40
         cloud.factor(clock.now() + 0.2)
         assert cloud.spend > 0.0
+
+
+@on_virtual_time
+async def test_a_shadow_costs_no_more_than_its_pool_took_for_it() -> None:
+    scene = Scene()
+    scene.pool.computes_s = 1e12
+    async with scene.shadowing:
+        await scene.ask()
+
+    assert scene.shadowing.budget.spent_s == pytest.approx(scene.pool.takes_s)
+
+
+@on_virtual_time
+async def test_a_device_that_signs_a_variant_of_its_own_making_is_compared_all_the_same() -> None:
+    scene = Scene()
+    scene.edge.signs = "int8x"
+    async with scene.shadowing:
+        await scene.ask()
+
+    assert scene.outcomes == {"compared": 1}
 
 
 @on_virtual_time
