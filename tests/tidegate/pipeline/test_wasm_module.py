@@ -91,7 +91,10 @@ def test_a_message_larger_than_its_memory_makes_the_docs_modules_grow(load: Load
         ("(i64.const 4)", "it has 4 bytes, fewer than a message begins with"),
         ("(i64.const 64)", "it gave 0 tensors, not 1"),
         (f"(i32.store offset=8 (local.get $at) (i32.const 12)) {SAME}", "'scores' has datatype 12, not 11"),
-        (f"(i64.store offset=24 (local.get $at) (i64.const -1)) {SAME}", r"'scores' of shape \[18446744073709551615, 2\]"),
+        (
+            f"(i64.store offset=24 (local.get $at) (i64.const -1)) {SAME}",
+            r"'scores' of shape \[18446744073709551615, 2\]",
+        ),
         (f"(i64.store offset=32 (local.get $at) (i64.const 1)) {SAME}", r"'scores' of shape \[1, 1\] has 8 bytes"),
         (f"(i64.store offset=16 (local.get $at) (i64.const 1)) {SAME}", "follow its last tensor|has 1 bytes"),
         (f"(i64.store offset=16 (local.get $at) (i64.const -8)) {SAME}", "it ends within 'scores'"),
