@@ -391,7 +391,7 @@ def _read(file: Path) -> TrafficSplits:
         return msgspec.json.decode(raw, type=TrafficSplits)
     except FileNotFoundError:
         return TrafficSplits()
-    except (OSError, msgspec.MsgspecError, InvalidSplit) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeError, InvalidSplit) as error:
         raise ConfigError(f"{file} (key 'trials_file') cannot be used: {error}; move it away to begin anew") from error
 
 

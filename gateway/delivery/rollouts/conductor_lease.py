@@ -69,12 +69,15 @@ _LET_GO: Final = StoreScript(
     "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1",
 )
 # KEYS: fence, orders, states. ARGV: the fencing number, the rollout, how long it is kept, its order or "", its state or
-# "". Returns whether it was recorded.
+# "". An order does away with the state of an older one of that name. Returns whether it was recorded.
 _RECORD: Final = StoreScript(
     "record",
     """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-if ARGV[4] ~= '' then redis.call('HSET', KEYS[2], ARGV[2], ARGV[4]) end
+if ARGV[4] ~= '' then
+  redis.call('HSET', KEYS[2], ARGV[2], ARGV[4])
+  redis.call('HDEL', KEYS[3], ARGV[2])
+end
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[3], ARGV[2], ARGV[5]) end
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[3])
@@ -135,6 +138,11 @@ class ConductorLease:
         """Whether this gateway has it."""
         return self._now() < self._held_until
 
+    @property
+    def is_anothers(self) -> bool:
+        """Whether another gateway had it when the store was last asked."""
+        return self.conductor not in ("", self._gateway)
+
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call this whenever this gateway begins or ceases to conduct."""
         self._on_change = on_change
@@ -144,7 +152,7 @@ class ConductorLease:
         """Why this gateway does not conduct, for an operator."""
         if self.holds:
             return "this gateway reads which rollouts there are, to conduct them: order again in a moment"
-        if self.conductor and self.conductor != self._gateway:
+        if self.is_anothers:
             return f"gateway {self.conductor} conducts rollouts: order it there (--admin with its address)"
         return f"no gateway conducts rollouts now: the store {self._store.address} has no lease ({self._store.trouble})"
 
@@ -208,9 +216,12 @@ class ConductorLease:
 
 
 def _pairs(flat: list[bytes]) -> dict[str, bytes]:
-    return {bytes(name).decode(): bytes(one) for name, one in zip(flat[::2], flat[1::2], strict=True)}
+    return {bytes(name).decode(errors="replace"): bytes(one) for name, one in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """No more than an order may have: what lies in a store is not believed either."""
-    return zlib.decompressobj().decompress(packed, MAX_ORDER_BYTES)
+    """No more than an order may have, and "" of what is none: what lies in a store is not believed either."""
+    try:
+        return zlib.decompressobj().decompress(packed, MAX_ORDER_BYTES)
+    except zlib.error:
+        return b""

@@ -17,28 +17,37 @@ requested of it, so the last step of a rollout that ended a year ago remains req
 Time passes for a rollout only during a session with the broker, and not in its first seconds, in which retained reports
 still arrive (`gateway/core/versions/canary.py` says why).
 Of several gateways with a store one conducts, and another takes over if it dies (`conductor_lease.py`): states are then
-recorded in the store too, under a fencing number, before they are published. A gateway that does not conduct decides
-and publishes nothing.
+recorded in the store too, under a fencing number, before they are journalled and published. A gateway that does not
+conduct decides and publishes nothing.
 
 A disk that cannot be written stops publishing and is logged: a device must not be given what a restart would forget.
+
+What an operator is told holds. An order and a command succeed once they are recorded; both end so even if the caller
+leaves meanwhile. An order that cannot be recorded is undone, and what cannot be undone never begins by itself
+(`journal.py`); a timeout of the store may have recorded it, so it is removed there as soon as the store answers. A
+command that cannot be recorded is an error for its operator, and yet stays and is tried again, since it may be what
+stops a bad version: until then the rollout stands still anyway. It outlives a new lease of this gateway, since a state
+that only this gateway can have recorded yields to what this gateway holds; it is lost where another gateway has gone on
+meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
 from math import inf
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import structlog
 
-from gateway.core.versions.canary import CanaryRollout, CanaryState, RolloutPhase, RolloutSpec
+from gateway.core.versions.canary import CanaryRollout, RolloutPhase, RolloutSpec
 from gateway.core.versions.configuration_drift import Comparison, ConfiguredDevice, DesiredHere, DriftWatch, compared
 from gateway.delivery.artifacts.store import ArtifactStore
 from gateway.delivery.rollouts.conductor_lease import ConductorLease, NotConducting
-from gateway.delivery.rollouts.journal import KEPT, RolloutJournal
+from gateway.delivery.rollouts.journal import KEPT, RolloutJournal, rollout_as_recorded
 from gateway.delivery.rollouts.order import (
     InvalidOrder,
     RolloutOrder,
@@ -52,6 +61,7 @@ from gateway.delivery.rollouts.order import (
 from gateway.fleet_sync.freshness import DeviceView
 from gateway.store.shared_store import StoreUnavailable
 from tidegate import clock
+from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.reported import Reported
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import RepositoryError
@@ -64,11 +74,17 @@ PAUSE_S: Final = 0.1  # between turns, at any rate of reports
 PAUSE_PER_DEVICE_S: Final = 0.0005  # a turn costs some 20 µs for each device
 SETTLE_S: Final = 5.0
 SAVE_TIME_S: Final = 15.0  # a kill loses at most this much elapsed time
+COMMANDED: Final = {"pause": RolloutPhase.PAUSED, "resume": RolloutPhase.RUNNING, "abort": RolloutPhase.RETURNING}
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
 class RolloutConflict(InvalidOrder):
     """The present state does not allow a rollout or a command; the message says what is in the way."""
+
+
+class NotRecorded(RolloutConflict):
+    """An order or a command cannot be recorded now; the message says why, and what becomes of it."""
 
 
 class PreferredVersions(Protocol):
@@ -100,6 +116,10 @@ class _ActiveRollout:
     saved_at_s: float = 0.0
     begun_at: float = -inf  # the last turn may be long past when a rollout begins
     told: RolloutPhase | None = None  # the phase of which the preferred versions know
+    recording: asyncio.Lock = field(default_factory=asyncio.Lock)  # an older state must not overtake a newer one
+    # Digests of states, of which the store has one unless another gateway has recorded its own: the newest that is
+    # known to be there, and those that were sent since.
+    in_store: set[bytes] = field(default_factory=set)
 
 
 class RolloutController:
@@ -130,6 +150,7 @@ class RolloutController:
         self._preferred = preferred
         self._serving = serving
         self._held: dict[str, _ActiveRollout] = {}
+        self._refused: set[str] = set()  # orders that were not begun here, and may be in the store
         self._asked: dict[str, tuple[int, bytes]] = {}  # by device: its newest document
         self._source: dict[str, str] = {}  # by device: the rollout of that document
         self._configured: dict[str, DesiredHere] = {}  # by device: what its newest document says of its configuration
@@ -147,12 +168,9 @@ class RolloutController:
     async def __aenter__(self) -> RolloutController:
         for order, waves in await asyncio.to_thread(self._journal.load):
             phase = waves.state.phase
+            untold = phase is RolloutPhase.RETURNING or waves.state.wave < 0  # a kill may have come in between
             held = self._held[order.spec.id] = _ActiveRollout(
-                order,
-                waves,
-                dirty=False,
-                saved_at_s=waves.state.elapsed_s,
-                told=phase if phase is not RolloutPhase.RETURNING else None,  # a kill may have come in between
+                order, waves, dirty=False, saved_at_s=waves.state.elapsed_s, told=None if untold else phase
             )
             self._ask(held)
             try:
@@ -166,8 +184,8 @@ class RolloutController:
 
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
-        for held in self._held.values():
-            if not held.waves.state.phase.is_over and (self.lease is None or self.lease.holds):
+        for held in list(self._held.values()):  # an order may end meanwhile
+            if self.conducts and (held.dirty or not held.waves.state.phase.is_over):
                 await self._save(held)
 
     def fleet_changed(self) -> None:
@@ -187,13 +205,17 @@ class RolloutController:
         return self._asked.get(device)
 
     async def begin(self, order: RolloutOrder) -> None:
-        """Start a rollout, which is in the journal when this returns.
+        """Start a rollout, which is recorded when this returns. A caller that is cancelled waits for the outcome.
 
         Raises:
             RolloutConflict: a device is in another rollout, has had a newer document, or files are missing.
+            NotRecorded: it does not begin, since it cannot be recorded.
             InvalidOrder: the order contradicts itself.
         """
         self._check_conducts()
+        await _uninterrupted(self._begin(order))
+
+    async def _begin(self, order: RolloutOrder) -> None:
         async with self._beginning:
             plans = await asyncio.to_thread(plans_of, order)
             lacking = await asyncio.to_thread(missing_artefacts, plans, self.store)
@@ -203,21 +225,26 @@ class RolloutController:
             self._check_free(order)
             await self._announce_versions(order)
             await self._record_order(order)
-            await asyncio.to_thread(self._journal.begin, order)
-            self._held[order.spec.id] = _ActiveRollout(order, CanaryRollout(order.spec), begun_at=clock.now())
+            held = _ActiveRollout(order, CanaryRollout(order.spec), begun_at=clock.now(), in_store={_digest(b"")})
+            self._held[order.spec.id] = held
+            await self._save(held)  # confirms it; where that fails, it stands still, and a turn tries again
             await self._forget_old()
         self._news.set()
 
-    def command(self, id: str, verb: str, why: str, *, leave_none: bool = False) -> CanaryRollout:
-        """Pause, resume or abort a rollout.
+    async def command(self, id: str, verb: str, why: str, *, leave_none: bool = False) -> CanaryRollout:
+        """Pause, resume or abort a rollout. A caller that is cancelled waits for the outcome.
 
         Args:
             leave_none: whether an abort may take the last served version of a model away.
 
         Raises:
             RolloutConflict: it is unknown, its phase does not allow that, or no target would serve the model.
+            NotRecorded: the command may yet be lost; until then this gateway tries to record it.
         """
         self._check_conducts()
+        return await _uninterrupted(self._command(id, verb, why, leave_none))
+
+    async def _command(self, id: str, verb: str, why: str, leave_none: bool) -> CanaryRollout:
         held = self._held.get(id)
         if held is None:
             raise RolloutConflict(f"there is no rollout {id!r}; `tidegate model status` lists them")
@@ -232,10 +259,20 @@ class RolloutController:
                 if not leave_none:
                     self._check_left(held)
                 held.waves.abort(why)
-        if held.waves.state.phase is phase:
+        unrecorded = held.dirty and phase is COMMANDED[verb]  # perhaps by the same command, which is said again
+        if held.waves.state.phase is phase and not unrecorded:
             raise RolloutConflict(f"rollout {id} is {phase}, so there is nothing to {verb}")
         held.dirty = True
-        self._news.set()
+        try:
+            await self._tell(held)  # before a document asks a device to change
+            await self._record(held)
+        except (NotConducting, OSError) as error:
+            raise NotRecorded(
+                f"the {verb} of {id} is not recorded: {error}. This gateway tries again as long as no other conducts, "
+                f"and the rollout stands still until then; `tidegate model status` says what became of it"
+            ) from error
+        finally:
+            self._news.set()
         return held.waves
 
     @property
@@ -248,13 +285,36 @@ class RolloutController:
             raise RolloutConflict(self.lease.refusal)
 
     async def _record_order(self, order: RolloutOrder) -> None:
-        if self.lease is not None:
+        """Record an order in the journal and in the store, or in neither."""
+        id = order.spec.id
+        try:
+            await asyncio.to_thread(self._journal.begin, order)
+            if self.lease is not None:
+                self._check_conducts()  # still, and it knows all that others have begun
+                self._refused.add(id)  # until the store has said that it has it
+                await self.lease.record(id, order=msgspec.json.encode(order))
+                self._refused.discard(id)
+        except (RolloutConflict, NotConducting, OSError) as error:
+            await asyncio.to_thread(self._journal.forget, id)
+            await self._forget_refused()
+            raise NotRecorded(f"rollout {id} does not begin, since it cannot be recorded: {error}") from error
+
+    async def _forget_refused(self) -> None:
+        """Remove from the store what it may have of orders that were not begun; what remains is tried in each turn."""
+        for id in list(self._refused):
             try:
-                await self.lease.record(order.spec.id, order=msgspec.json.encode(order))
+                assert self.lease is not None, "without a store no order can be there"
+                await self.lease.forget(id)
             except NotConducting as error:
-                raise RolloutConflict(str(error)) from error
+                log.info("an order that was not begun may be in the store yet", rollout=id, reason=str(error))
+                return
+            self._refused.discard(id)
 
     def _check_free(self, order: RolloutOrder) -> None:
+        if order.spec.id in self._refused:  # to be removed from the store, which must not happen to a new one
+            raise NotRecorded(
+                f"an order {order.spec.id!r} that did not begin is being removed: order again in a moment"
+            )
         if order.spec.id in self._held:
             raise RolloutConflict(f"there is a rollout {order.spec.id!r} already")
         for id, held in self._held.items():
@@ -331,6 +391,9 @@ class RolloutController:
             self._active = False
             self.drift.look({}, (), clock.now())  # what it knows is the conductor's to say
             return
+        if self._refused:
+            async with self._beginning:
+                await self._forget_refused()
         now = clock.now()
         passed_s = self._passed_s(now)
         views = self._channel.devices(now) if self._session else ()
@@ -342,7 +405,7 @@ class RolloutController:
         if self._configured and self._session and now >= max(self._looked_at + TICK_S, self._settled_at):
             self._look_for_drift(views, now)
         self._publish()
-        self._active = bool(self._unpublished) or any(
+        self._active = bool(self._unpublished or self._refused) or any(
             held.dirty or not held.waves.state.phase.is_over for held in self._held.values()
         )
 
@@ -361,11 +424,15 @@ class RolloutController:
             return True
         if not lease.holds:
             self._fence = ""
+            if lease.is_anothers:  # which may go on with any rollout
+                for held in self._held.values():
+                    held.in_store.clear()
             return False
         if self._fence != lease.fence:
             fence = lease.fence
             try:
-                await self._take_over(lease)
+                async with self._beginning:  # an order that is being recorded is not another gateway's
+                    await self._take_over(lease)
             except (StoreUnavailable, NotConducting) as error:
                 log.warning("rollouts cannot be taken over yet", reason=str(error))
                 return False
@@ -376,35 +443,45 @@ class RolloutController:
         return True
 
     async def _take_over(self, lease: ConductorLease) -> None:
-        """Go on from what the store has, which is what was published; record there what it lacks."""
+        """Go on from what the store has, which is what was published; record there what it lacks.
+
+        Where no other gateway has recorded anything meanwhile, what this one holds is as new or newer: it may have got
+        a command that could not be recorded.
+        """
         recorded = await lease.recorded()
         for id, (raw_order, raw_state) in recorded.items():
+            if id in self._refused and not raw_state:
+                continue  # and is removed when this gateway has taken over
+            self._refused.discard(id)  # another gateway has held it, and has perhaps been told to begin it
+            known = self._held.get(id)
+            if known is not None and _digest(raw_state) in known.in_store:
+                known.begun_at = clock.now()  # while nobody conducted no time has passed for it
+                continue
             try:
                 order = decode_order(raw_order)
-                state = msgspec.json.decode(raw_state, type=CanaryState) if raw_state else None
-                if state is not None and set(state.parts) != set(order.spec.devices):
-                    raise InvalidOrder("its state is of other devices")
-                waves = CanaryRollout(order.spec, state)
-            except (InvalidOrder, msgspec.MsgspecError) as error:
+                if order.spec.id != id:
+                    raise InvalidOrder(f"its order is of {order.spec.id}")
+                waves = rollout_as_recorded(order, raw_state or None)
+            except InvalidOrder as error:
                 log.error("a rollout in the store cannot be read and is left alone", rollout=id, reason=str(error))
                 continue
-            known = self._held.get(id)
+            if known is not None and known.dirty:
+                log.warning("another gateway has gone on with a rollout; what was not recorded is lost", rollout=id)
             if known is None:
                 await asyncio.to_thread(self._journal.begin, order)
                 await self._announce_if_there(order)
             if raw_state:
                 await asyncio.to_thread(self._journal.save, id, raw_state)
             told = known.told if known is not None else None
-            held = _ActiveRollout(order, waves, dirty=False, begun_at=clock.now(), told=told)
-            held.saved_at_s = waves.state.elapsed_s
+            held = _ActiveRollout(order, waves, dirty=not raw_state, begun_at=clock.now(), told=told)
+            held.saved_at_s, held.in_store = waves.state.elapsed_s, {_digest(raw_state)}
             self._held[id] = held
             self._ask(held)
             if not waves.state.phase.is_over and known is None:
                 log.warning("goes on with a rollout of another gateway", rollout=id, phase=str(waves.state.phase))
         for id, held in self._held.items():
             if id not in recorded:
-                raw_order, raw_state = msgspec.json.encode(held.order), msgspec.json.encode(held.waves.state)
-                await lease.record(id, order=raw_order, state=raw_state)
+                await self._record_in(lease, held, msgspec.json.encode(held.waves.state), with_order=True)
         self._unpublished = dict.fromkeys(self._asked)  # whatever the last conductor said
 
     async def _announce_if_there(self, order: RolloutOrder) -> None:
@@ -441,6 +518,8 @@ class RolloutController:
         phase, spec = held.waves.state.phase, held.order.spec
         if phase is held.told or spec.kind != "model":
             return
+        if phase is RolloutPhase.PAUSED and held.told is None:
+            return  # it may begin yet
         try:
             if phase is RolloutPhase.RUNNING and held.told is None:
                 await self._preferred.rolled_out(spec.model, spec.version)
@@ -452,22 +531,45 @@ class RolloutController:
         held.told = phase
 
     async def _save(self, held: _ActiveRollout) -> None:
-        """Write the state to the journal, and only then request what it asks of devices."""
-        id, asks = held.order.spec.id, held.waves.asks
-        raw, elapsed_s = msgspec.json.encode(held.waves.state), held.waves.state.elapsed_s
-        held.dirty = False  # before the await: a change during it is saved in the next turn
+        """Record the state; a failure is logged, and the next turn tries again."""
         try:
-            await asyncio.to_thread(self._journal.save, id, raw)
-            if self.lease is not None:
-                await self.lease.record(id, state=raw)  # compares the fencing number
+            await self._record(held)
+        except NotConducting as error:
+            log.warning("a rollout stands still here", rollout=held.order.spec.id, reason=str(error))
+        except OSError as error:
+            log.error("a rollout cannot be remembered and stands still", rollout=held.order.spec.id, reason=str(error))
+
+    async def _record(self, held: _ActiveRollout) -> None:
+        """Record the state in the store and in the journal, and only then request what it asks of devices.
+
+        The journal comes second: what a restarted gateway finds there must not be newer than what others find.
+
+        Raises:
+            NotConducting: it is not known whether the store has it.
+            OSError: the journal does not have it.
+        """
+        async with held.recording:
+            asks, elapsed_s, raw = held.waves.asks, held.waves.state.elapsed_s, msgspec.json.encode(held.waves.state)
+            done = held.dirty = False  # before the awaits: a change during them is recorded in the next turn
+            try:
+                if self.lease is not None:
+                    if not self.conducts:
+                        raise NotConducting(self.lease.refusal)
+                    await self._record_in(self.lease, held, raw)
+                await asyncio.to_thread(self._journal.save, held.order.spec.id, raw)
+                done = True
+            finally:
+                held.dirty |= not done
             held.saved_at_s = elapsed_s
             self._ask(held, asks)
-        except NotConducting as error:
-            held.dirty = True
-            log.warning("a rollout stands still here", rollout=id, reason=str(error))
-        except OSError as error:
-            held.dirty = True
-            log.error("a rollout cannot be remembered and stands still", rollout=id, reason=str(error))
+
+    async def _record_in(
+        self, lease: ConductorLease, held: _ActiveRollout, raw_state: bytes, *, with_order: bool = False
+    ) -> None:
+        held.in_store.add(_digest(raw_state))  # before: also a call that times out may record it
+        raw_order = msgspec.json.encode(held.order) if with_order else b""
+        await lease.record(held.order.spec.id, order=raw_order, state=raw_state)  # compares the fencing number
+        held.in_store = {_digest(raw_state)}
 
     def _ask(self, held: _ActiveRollout, asks: Mapping[str, bool] | None = None) -> None:
         """Make a rollout's documents the newest of their devices.
@@ -485,7 +587,12 @@ class RolloutController:
                 self._unpublished[device] = None
 
     def _note_configuration(self, device: str) -> None:
-        revision, configuration = configuration_of(self._asked[device][1])
+        try:
+            revision, configuration = configuration_of(self._asked[device][1])
+        except BadMessage as error:  # of a damaged disk; the device refuses it too
+            log.error("the document of a device cannot be read", device=device, reason=str(error))
+            self._configured.pop(device, None)
+            return
         if configuration is None:
             self._configured.pop(device, None)
         else:
@@ -525,6 +632,26 @@ class RolloutController:
     def __repr__(self) -> str:
         session = f"session {self._session}" + (" settling" if self._session and self._turned_at is None else "")
         return f"<RolloutController {len(self._held)} known, {len(self._asked)} devices asked, {session}>"
+
+
+async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work returns. A cancellation waits for the work's end and goes on then."""
+    task = asyncio.create_task(work)
+    left: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            left = error
+    if left is None:
+        return task.result()
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        log.warning("an operator has left before it was told of a failure", reason=str(failure))
+    raise left
+
+
+def _digest(raw_state: bytes) -> bytes:
+    return sha256(raw_state).digest()
 
 
 def _instead(spec: RolloutSpec) -> str:

@@ -2,9 +2,11 @@
 
 GET  /v1/rollouts                  a summary of every rollout, oldest first
 GET  /v1/rollouts/ID               one rollout, with each device's step and report, and its history
-POST /v1/rollouts                  an order (`order.py`): 201, 409 the present state forbids it, 422 it is invalid
+POST /v1/rollouts                  an order (`order.py`): 201, 409 the present state forbids it, 422 it is invalid, 503
+                                   it cannot be recorded, and does not begin
 POST /v1/rollouts/ID/{pause,resume,abort}     `{"why": "…", "leave_none": false}`; abort returns devices also after
-                                   success, but only with `leave_none` if no target would serve the model then
+                                   success, but only with `leave_none` if no target would serve the model then; 503 it
+                                   is not recorded yet, so another gateway or a restart would not know of it
 GET  /v1/devices                   what an order is made from: devices with revisions, documents and reports
 """
 
@@ -16,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from gateway.core.versions.canary import CanaryRollout, DeviceProgress, DeviceStep
-from gateway.delivery.rollouts.coordinator import DeviceChannel, RolloutConflict, RolloutController
+from gateway.delivery.rollouts.coordinator import DeviceChannel, NotRecorded, RolloutConflict, RolloutController
 from gateway.delivery.rollouts.order import InvalidOrder, decode_order
 from gateway.fleet_sync.freshness import DeviceView
 from tidegate import clock
@@ -60,6 +62,8 @@ def rollout_routes(
         try:
             order = decode_order(await request.read())
             await rollouts.begin(order)
+        except NotRecorded as error:
+            raise web.HTTPServiceUnavailable(text=str(error)) from error
         except RolloutConflict as error:
             raise web.HTTPConflict(text=str(error)) from error
         except InvalidOrder as error:
@@ -72,7 +76,10 @@ def rollout_routes(
             raise web.HTTPNotFound(text=f"a rollout can {', '.join(VERBS)}")
         try:
             steering = await _steering(request)
-            waves = rollouts.command(request.match_info["id"], verb, steering.words, leave_none=steering.leave_none)
+            id, leave_none = request.match_info["id"], steering.leave_none
+            waves = await rollouts.command(id, verb, steering.words, leave_none=leave_none)
+        except NotRecorded as error:
+            raise web.HTTPServiceUnavailable(text=str(error)) from error
         except RolloutConflict as error:
             raise web.HTTPConflict(text=str(error)) from error
         return web.json_response(rollout_detail(waves))
@@ -133,7 +140,7 @@ def _device(rollouts: RolloutController, view: DeviceView) -> dict[str, Any]:
         "freshness": str(view.freshness),
         "agent": view.agent,
         "revision": rollouts.newest_revision(view),
-        "document": None if held is None else held[1].decode(),
+        "document": None if held is None else held[1].decode(errors="replace"),
         "reported": msgspec.to_builtins(view.reported),
         "configuration": None
         if configuration is None
@@ -145,5 +152,5 @@ def _device(rollouts: RolloutController, view: DeviceView) -> dict[str, Any]:
 async def _steering(request: web.Request) -> SteeringRequest:
     try:
         return msgspec.json.decode(await request.read(), type=SteeringRequest)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeError) as error:
         raise web.HTTPBadRequest(text=f'the body is `{{"why": "…"}}`: {error}') from error

@@ -223,7 +223,17 @@ async def test_versions_that_take_or_give_something_else_are_no_trial() -> None:
         assert subject.splits == TrafficSplits()
 
 
-@pytest.mark.parametrize("content", [b"{", b'{"split": {"m": {"standing": "1", "candidate": "1"}}}', b"[]"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b'{"split": {"m": {"standing": "1", "candidate": "1"}}}',
+        b"[]",
+        b'{"split": {"\xff": {}}}',
+        b'{"other": ' + b"[" * 100_000,
+    ],
+    ids=["half", "same", "list", "no UTF-8", "deep"],
+)
 async def test_a_file_that_cannot_be_used_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "trials.json"
     file.write_bytes(content)

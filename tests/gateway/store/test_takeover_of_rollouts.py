@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import zlib
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.config.store import SharedStoreConfig
-from gateway.core.versions.canary import RolloutPhase
+from gateway.core.versions.canary import CanaryState, RolloutPhase
 from gateway.delivery.artifacts.store import ArtifactStore
 from gateway.delivery.rollouts.conductor_lease import LEASE_S, ConductorLease, NotConducting
-from gateway.delivery.rollouts.coordinator import RolloutConflict, RolloutController
+from gateway.delivery.rollouts.coordinator import NotRecorded, RolloutConflict, RolloutController
 from gateway.delivery.rollouts.order import decode_order
 from gateway.store.shared_store import SharedStore, StoreCall, StoreScript, StoreUnavailable
 from tests.gateway.delivery.rollouts.test_rollouts import (
@@ -38,15 +41,28 @@ def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.delivery.rollouts.coordinator.SETTLE_S", 0.0)
 
 
-class CutStore(SharedStore):
-    """The way to it can be cut."""
+@pytest.fixture
+def _short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("LEASE_S", 1.5), ("RENEW_S", 0.4), ("TRY_S", 0.2), ("MARGIN_S", 0.2)):
+        monkeypatch.setattr(f"gateway.delivery.rollouts.conductor_lease.{name}", seconds)
 
-    is_cut = False
+
+class CutStore(SharedStore):
+    """The way to it can be cut: for everything, for scripts by name, and for the answers of scripts by name."""
+
+    def __init__(self, section: SharedStoreConfig, fleet: str) -> None:
+        super().__init__(section, fleet, lambda: 0.5)
+        self.is_cut = False
+        self.lost: set[str] = set()
+        self.unanswered: set[str] = set()
 
     async def run_each(self, script: StoreScript, calls: Sequence[StoreCall]) -> list[Any]:
-        if self.is_cut:
+        if self.is_cut or script.name in self.lost:
             raise StoreUnavailable("the network is gone")
-        return await super().run_each(script, calls)
+        answers = await super().run_each(script, calls)
+        if script.name in self.unanswered:
+            raise StoreUnavailable("no answer within 50 ms")
+        return answers
 
 
 class ConductingGateway:
@@ -55,7 +71,7 @@ class ConductingGateway:
     def __init__(self, stack: AsyncExitStack, folder: Path, models: Repository, name: str, url: str) -> None:
         self._stack = stack
         self.channel = FakeChannel(*NAMES)
-        self.store = CutStore(SharedStoreConfig(url=url), "site", lambda: 0.5)
+        self.store = CutStore(SharedStoreConfig(url=url), "site")
         self.stands_still_at: float | None = None  # its clock
         self.lease = ConductorLease(self.store, name, self._now)
         artefacts = ArtifactStore(folder / name)
@@ -94,7 +110,7 @@ async def test_another_gateway_goes_on_with_the_rollout_of_one_that_died(tmp_pat
         await first.rollouts.begin(decode_order(order_of(models)))
         await until(lambda: set(first.channel.published) == {"edge-1"})
         with pytest.raises(RolloutConflict, match="gateway a conducts"):
-            second.rollouts.command(ROLLOUT, "abort", "")
+            await second.rollouts.command(ROLLOUT, "abort", "")
 
         first.store.is_cut = True
         died_at = clock.now()
@@ -107,7 +123,7 @@ async def test_another_gateway_goes_on_with_the_rollout_of_one_that_died(tmp_pat
         await until(lambda: second.rollouts.all[ROLLOUT].state.phase is RolloutPhase.SUCCEEDED)
         assert set(first.channel.published) == {"edge-1"}
         with pytest.raises(RolloutConflict, match="conducts"):
-            first.rollouts.command(ROLLOUT, "abort", "it believes that it conducts")
+            await first.rollouts.command(ROLLOUT, "abort", "it believes that it conducts")
 
 
 async def test_a_conductor_that_still_believes_in_its_lease_records_and_publishes_nothing(tmp_path: Path) -> None:
@@ -162,3 +178,156 @@ async def test_a_gateway_that_ends_lets_go_and_the_next_conducts_at_once(tmp_pat
         ended_at = clock.now()
         await second.conducts()
         assert clock.now() - ended_at < LEASE_S / 2.0
+
+
+async def recorded(gateway: ConductingGateway) -> dict[str, RolloutPhase | None]:
+    """By rollout: the phase that the store has of it, None before its first state."""
+    return {
+        id: msgspec.json.decode(state, type=CanaryState).phase if state else None
+        for id, (_, state) in (await gateway.lease.recorded()).items()
+    }
+
+
+async def test_an_order_and_a_command_are_in_the_store_when_the_operator_is_told_so(tmp_path: Path) -> None:
+    models = repository(tmp_path / "models")
+    async with asyncio.timeout(30.0), AsyncExitStack() as stack:
+        store = stack.enter_context(RedisServer(tmp_path))
+        first = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
+        await first.conducts()
+        first.channel.session = 0  # no turn records anything
+        await first.rollouts.begin(decode_order(order_of(models)))
+        assert await recorded(first) == {ROLLOUT: RolloutPhase.RUNNING}
+        await first.rollouts.command(ROLLOUT, "pause", "operator")
+        assert await recorded(first) == {ROLLOUT: RolloutPhase.PAUSED}
+
+
+@pytest.mark.usefixtures("_short_lease")
+async def test_an_order_that_the_store_has_too_late_is_removed_there_as_soon_as_it_answers(tmp_path: Path) -> None:
+    models = repository(tmp_path / "models")
+    async with asyncio.timeout(30.0), AsyncExitStack() as stack:
+        store = stack.enter_context(RedisServer(tmp_path))
+        first = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
+        await first.conducts()
+        first.store.unanswered, first.store.lost = {"record"}, {"forget"}
+        with pytest.raises(NotRecorded, match="does not begin, since it cannot be recorded"):
+            await first.rollouts.begin(decode_order(order_of(models)))
+        assert first.rollouts.all == {} and not (tmp_path / "a" / "rollouts" / ROLLOUT).exists()
+        assert await recorded(first) == {ROLLOUT: None}, "it came there all the same"
+
+        with pytest.raises(NotRecorded, match="order again in a moment"):
+            await first.rollouts.begin(decode_order(order_of(models)))
+        fence = first.lease.fence
+        first.store.is_cut = True
+        await until(lambda: not first.lease.holds)
+        first.store.is_cut = False
+        await first.conducts()
+        assert first.lease.fence != fence and first.rollouts.all == {}, "nor does it begin with the next lease"
+        first.store.unanswered, first.store.lost = set(), set()
+        while await recorded(first):
+            await clock.sleep(0.02)
+        await first.rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: set(first.channel.published) == {"edge-1"})
+
+
+@pytest.mark.usefixtures("_short_lease")
+async def test_an_order_that_was_refused_and_could_not_be_removed_waits_for_a_person(tmp_path: Path) -> None:
+    models = repository(tmp_path / "models")
+    async with asyncio.timeout(30.0), AsyncExitStack() as stack:
+        store = stack.enter_context(RedisServer(tmp_path))
+        first = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
+        await first.conducts()
+        first.store.unanswered, first.store.lost = {"record"}, {"forget"}
+        with pytest.raises(NotRecorded):
+            await first.rollouts.begin(decode_order(order_of(models)))
+        first.store.is_cut = True
+
+        second = await ConductingGateway(stack, tmp_path, models, "b", store.url).start()
+        await second.conducts()
+        while await recorded(second) != {ROLLOUT: RolloutPhase.PAUSED}:  # some turns later
+            await clock.sleep(0.02)
+        assert second.channel.published == {}
+        assert "never confirmed" in second.rollouts.all[ROLLOUT].state.reason
+        with pytest.raises(RolloutConflict, match=f"edge-1 is in rollout {ROLLOUT}, which is paused"):
+            await second.rollouts.begin(decode_order(order_of(models, id="other")))
+        first.store.is_cut = False
+        await second.rollouts.command(ROLLOUT, "resume", "")
+        await until(lambda: set(second.channel.published) == {"edge-1"})
+
+
+@pytest.mark.usefixtures("_short_lease")
+async def test_an_abort_without_the_store_is_no_success_and_yet_outlives_the_lease(tmp_path: Path) -> None:
+    models = repository(tmp_path / "models")
+    async with asyncio.timeout(30.0), AsyncExitStack() as stack:
+        store = stack.enter_context(RedisServer(tmp_path))
+        first = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
+        await first.conducts()
+        await first.rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: set(first.channel.published) == {"edge-1"})
+        fence = first.lease.fence
+        first.store.is_cut = True
+        for _ in range(2):  # said again it is no conflict either
+            with pytest.raises(NotRecorded, match=f"the abort of {ROLLOUT} is not recorded: .*tries again"):
+                await first.rollouts.command(ROLLOUT, "abort", "operator")
+        kept = (tmp_path / "a" / "rollouts" / ROLLOUT / "state.json").read_bytes()
+        assert msgspec.json.decode(kept, type=CanaryState).phase is RolloutPhase.RUNNING, "no newer than the store's"
+        await until(lambda: not first.lease.holds)
+        first.reports("committed", "edge-1")  # with this it would ask the rest
+        first.store.is_cut = False
+        await first.conducts()
+        assert first.lease.fence != fence
+        await until(lambda: first.channel.published["edge-1"].revision == 2)
+        assert set(first.channel.published) == {"edge-1"}
+        assert await recorded(first) == {ROLLOUT: RolloutPhase.RETURNING}
+
+
+@pytest.mark.usefixtures("_short_lease")
+async def test_what_was_not_recorded_yields_to_a_gateway_that_has_gone_on(tmp_path: Path) -> None:
+    models = repository(tmp_path / "models")
+    async with asyncio.timeout(30.0), AsyncExitStack() as stack:
+        store = stack.enter_context(RedisServer(tmp_path))
+        first = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
+        await first.conducts()
+        await first.rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: set(first.channel.published) == {"edge-1"})
+        first.store.is_cut = True
+        with pytest.raises(NotRecorded):
+            await first.rollouts.command(ROLLOUT, "abort", "operator")
+        async with AsyncExitStack() as life:
+            second = await ConductingGateway(life, tmp_path, models, "b", store.url).start()
+            await until(lambda: set(second.channel.published) == {"edge-1"})
+            first.store.is_cut = False
+            await until(lambda: first.lease.is_anothers)
+            second.reports("committed", "edge-1")
+            await until(lambda: set(second.channel.published) == set(NAMES))
+        await first.conducts()
+        await until(lambda: set(first.channel.published) == set(NAMES))
+        assert {one.revision for one in first.channel.published.values()} == {1}
+        assert first.rollouts.all[ROLLOUT].state.phase is RolloutPhase.RUNNING
+
+
+@pytest.mark.usefixtures("_short_lease")
+async def test_what_cannot_be_read_in_the_store_is_left_alone_and_the_rest_goes_on(tmp_path: Path) -> None:
+    models = repository(tmp_path / "models")
+    put = StoreScript("put", "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) return 1")
+    no_utf8 = b'{"parts":{},"reason":"\xff"}'
+    async with asyncio.timeout(30.0), AsyncExitStack() as stack:
+        store = stack.enter_context(RedisServer(tmp_path))
+        first = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
+        await first.conducts()
+        await first.rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: set(first.channel.published) == {"edge-1"})
+        orders, states = (first.store.key("rollouts", kind) for kind in ("orders", "states"))
+        for id, packed in (
+            (b"not-packed", b"\xff"),
+            (b"\xff", zlib.compress(order_of(models, id="name"))),
+            (b"../elsewhere", zlib.compress(order_of(models, id="elsewhere"))),
+            (b"no-state", zlib.compress(order_of(models, id="no-state"))),
+        ):
+            await first.store.run(put, [orders], [id, packed])
+            await first.store.run(put, [states], [id, no_utf8])
+        first.store.is_cut = True
+
+        second = await ConductingGateway(stack, tmp_path, models, "b", store.url).start()
+        await until(lambda: set(second.channel.published) == {"edge-1"})
+        assert set(second.rollouts.all) == {ROLLOUT}
+        assert [one.name for one in (tmp_path / "b" / "rollouts").iterdir()] == [ROLLOUT]

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
 
-from gateway.core.versions.canary import RolloutPhase
+from gateway.core.versions.canary import CanaryRollout, CanaryState, RolloutPhase
 from gateway.delivery.artifacts.store import ArtifactStore
-from gateway.delivery.rollouts.coordinator import RolloutConflict, RolloutController
+from gateway.delivery.rollouts.coordinator import NotRecorded, RolloutConflict, RolloutController
 from gateway.delivery.rollouts.journal import RolloutJournal
 from gateway.delivery.rollouts.order import DeviceDocuments, InvalidOrder, RolloutOrder, decode_order
+from gateway.delivery.rollouts.routes import rollout_routes
 from gateway.fleet_sync.freshness import DeviceView, Freshness
 from tests.support.models.tiny_models import double_manifest, tiny_repository
 from tests.support.mqtt.device_messages import offer as fleet_offer
@@ -27,6 +30,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, save_manifest
 from tidegate.rollout.desired import DesiredDocument
 from tidegate.rollout.signing import read_unverified, verify_document
+from tidegate.servers.http_server import open_http_server
 from tidegate.tools.delivery.files import LocalArtefact
 from tidegate.tools.delivery.order import ListedDevice, ListedOffer, OrderError, OrderSigning, OrderTerms, make_order
 from tidegate.tools.delivery.plan import plan_of, version_files
@@ -237,7 +241,7 @@ async def test_preferred_versions_hear_of_what_begins_and_of_what_is_called_back
         channel.report("committed", *NAMES)
         rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.SUCCEEDED)
-        rollouts.command("double-2-a", "abort", "only a test")
+        await rollouts.command("double-2-a", "abort", "only a test")
         await until(lambda: len(preferred.heard) == 2)
     assert preferred.heard[1:] == [("recalled", "double", "2")]
 
@@ -262,11 +266,11 @@ async def test_a_rollback_that_would_leave_no_version_is_refused_with_the_way_ou
         await until(lambda: len(channel.published) == 4)
         serving |= {"2": [f"edge/{name}" for name in NAMES]}
         with pytest.raises(RolloutConflict, match=r"edge-1.*before 2.*OTHER.*double-2-a --leave-none"):
-            rollouts.command("double-2-a", "abort", "")
+            await rollouts.command("double-2-a", "abort", "")
         assert rollouts.all["double-2-a"].state.phase is RolloutPhase.RUNNING
 
         serving |= {"1": ["pool/main"]}
-        assert rollouts.command("double-2-a", "abort", "").state.phase is RolloutPhase.RETURNING
+        assert (await rollouts.command("double-2-a", "abort", "")).state.phase is RolloutPhase.RETURNING
 
 
 @pytest.mark.slow
@@ -279,7 +283,7 @@ async def test_a_rollback_to_an_older_version_or_one_that_is_meant_to_leave_none
     async with performer(store, channel, serving=lambda _model: everywhere) as rollouts:
         await rollouts.begin(decode_order(order_of(models, waves=(1.0,), before=before)))
         await until(lambda: len(channel.published) == 4)
-        aborted = rollouts.command("double-2-a", "abort", "", leave_none=not before)
+        aborted = await rollouts.command("double-2-a", "abort", "", leave_none=not before)
         assert aborted.state.phase is RolloutPhase.RETURNING
 
 
@@ -356,12 +360,12 @@ async def test_a_rollback_after_success_needs_no_key(store: ArtifactStore, model
         channel.report("committed", *NAMES)
         rollouts.fleet_changed()
         await until(lambda: rollouts.all["double-2-a"].state.phase is RolloutPhase.SUCCEEDED)
-        rollouts.command("double-2-a", "abort", "operator: it says odd things")
+        await rollouts.command("double-2-a", "abort", "operator: it says odd things")
         await until(lambda: {one.revision for one in channel.published.values()} == {2})
 
         assert {one.models["double"].version for one in channel.published.values()} == {"1"}
         with pytest.raises(RolloutConflict, match="nothing to abort"):
-            rollouts.command("double-2-a", "abort", "again")
+            await rollouts.command("double-2-a", "abort", "again")
 
 
 @pytest.mark.slow
@@ -375,7 +379,7 @@ async def test_what_is_in_the_way_is_said(store: ArtifactStore, models: Reposito
             await rollouts.begin(decode_order(order_of(models)))
         with pytest.raises(RolloutConflict, match="edge-1 is in rollout double-2-a"):
             await rollouts.begin(decode_order(order_of(models, id="b")))
-        rollouts.command("double-2-a", "abort", "operator")
+        await rollouts.command("double-2-a", "abort", "operator")
     empty = ArtifactStore(tmp_path / "empty")
     async with performer(empty, FakeChannel(*NAMES)) as rollouts:
         with pytest.raises(RolloutConflict, match=r"files are not here: .*tidegate model push"):
@@ -401,7 +405,7 @@ async def test_an_order_of_yesterday_is_refused_once_a_device_has_had_a_newer_do
         await rollouts.begin(decode_order(order_of(models, id="next", at=2)))
         await until(lambda: channel.published["edge-1"].revision == 3)
         with pytest.raises(RolloutConflict, match="newer document since"):
-            rollouts.command("double-2-a", "abort", "operator")
+            await rollouts.command("double-2-a", "abort", "operator")
 
 
 def forged(order: RolloutOrder, device: str, message: bytes) -> RolloutOrder:
@@ -425,6 +429,207 @@ async def test_an_order_with_documents_of_others_is_refused(store: ArtifactStore
 def test_what_is_no_order_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidOrder):
         decode_order(raw)
+
+
+# what an operator is told holds
+
+
+def disk_is_full(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def phase_on_disk(store: ArtifactStore) -> RolloutPhase:
+    raw = (store.root / "rollouts" / "double-2-a" / "state.json").read_bytes()
+    return msgspec.json.decode(raw, type=CanaryState).phase
+
+
+class Gate:
+    """Holds a method of the journal up after its work, in its thread, until it is opened."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, method: str) -> None:
+        self.reached, self._opened = threading.Event(), threading.Event()
+        work = getattr(RolloutJournal, method)
+
+        def held_up(*arguments: Any) -> None:
+            work(*arguments)
+            self.reached.set()
+            assert self._opened.wait(60.0)
+
+        patch.setattr(RolloutJournal, method, held_up)
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+@pytest.mark.slow
+async def test_an_order_that_cannot_be_remembered_leaves_nothing_behind(
+    store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, order = FakeChannel(*NAMES), decode_order(order_of(models))
+    async with performer(store, channel) as rollouts:
+        with monkeypatch.context() as patched:
+            patched.setattr("gateway.delivery.rollouts.journal.sync_folder", disk_is_full)  # its last step
+            with pytest.raises(NotRecorded, match=r"double-2-a does not begin.*No space left"):
+                await rollouts.begin(order)
+        assert rollouts.all == {} and list((store.root / "rollouts").iterdir()) == []
+        await rollouts.begin(order)
+        await until(lambda: set(channel.published) == {"edge-1"})
+
+
+@pytest.mark.slow
+async def test_an_order_whose_operator_leaves_meanwhile_begins_all_the_same(
+    store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = FakeChannel(*NAMES)
+    async with performer(store, channel) as rollouts:
+        gate = Gate(monkeypatch, "begin")
+        ordering = asyncio.create_task(rollouts.begin(decode_order(order_of(models))))
+        await until(gate.reached.is_set)
+        for _ in range(2):
+            ordering.cancel()
+            await asyncio.wait([ordering], timeout=0.05)
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await ordering
+        with pytest.raises(RolloutConflict, match="edge-1 is in rollout double-2-a"):
+            await rollouts.begin(decode_order(order_of(models, id="b")))
+        await until(lambda: set(channel.published) == {"edge-1"})
+
+
+@pytest.mark.slow
+async def test_a_command_is_on_the_disk_when_its_operator_is_told_or_has_left(
+    store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = FakeChannel(*NAMES)
+    async with performer(store, channel) as rollouts:
+        await rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: set(channel.published) == {"edge-1"})
+        await rollouts.command("double-2-a", "pause", "operator")
+        assert phase_on_disk(store) is RolloutPhase.PAUSED
+
+        with monkeypatch.context() as patched:
+            gate = Gate(patched, "save")
+            aborting = asyncio.create_task(rollouts.command("double-2-a", "abort", "operator"))
+            await until(gate.reached.is_set)
+            aborting.cancel()
+            await asyncio.wait([aborting], timeout=0.05)
+            assert not aborting.done()
+            gate.open()
+            with pytest.raises(asyncio.CancelledError):
+                await aborting
+        assert phase_on_disk(store) is RolloutPhase.RETURNING
+        await until(lambda: channel.published["edge-1"].revision == 2)
+
+
+@pytest.mark.slow
+async def test_a_command_that_cannot_be_remembered_is_no_success_and_is_tried_again(
+    store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = FakeChannel(*NAMES)
+    async with performer(store, channel) as rollouts:
+        await rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: set(channel.published) == {"edge-1"})
+        with monkeypatch.context() as patched:
+            patched.setattr(RolloutJournal, "save", disk_is_full)
+            with pytest.raises(NotRecorded, match=r"abort of double-2-a is not recorded.*No space left"):
+                await rollouts.command("double-2-a", "abort", "operator")
+            assert channel.published["edge-1"].revision == 1
+        await until(lambda: channel.published["edge-1"].revision == 2)
+
+
+@pytest.mark.slow
+async def test_an_order_that_nobody_confirmed_waits_for_a_person_after_a_restart(
+    store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.delivery.rollouts.coordinator.SETTLE_S", 0.0)
+    RolloutJournal(store.root / "rollouts").begin(decode_order(order_of(models)))  # and then the process was killed
+    channel, preferred = FakeChannel(*NAMES), NothingPreferred()
+    async with performer(store, channel, preferred=preferred) as rollouts:
+        waves = rollouts.all["double-2-a"]
+        await until(lambda: waves.state.elapsed_s > 0.0)  # a whole turn
+        assert waves.state.phase is RolloutPhase.PAUSED and "never confirmed" in waves.state.reason
+        assert channel.published == {} and preferred.heard == []
+        assert {rollouts.newest_revision(view) for view in channel.devices(0.0)} == {2}
+
+        await rollouts.command("double-2-a", "resume", "")
+        await until(lambda: set(channel.published) == {"edge-1"})
+        assert preferred.heard == [("rolled out", "double", "2")]
+
+
+# what cannot be read
+
+
+def test_a_state_that_cannot_be_read_keeps_no_other_rollout_from_loading(tmp_path: Path, models: Repository) -> None:
+    journal = RolloutJournal(tmp_path / "rollouts")
+    states = {"no-utf8": b'{"parts":{},"reason":"\xff"}', "deep": b'{"other":' + b"[" * 100_000, "empty": b""}
+    for id in (*states, "good"):
+        journal.begin(decode_order(order_of(models, id=id)))
+    for id, state in states.items():
+        journal.save(id, state)
+
+    assert [order.spec.id for order, _ in journal.load()] == ["good"]
+    assert len(list(journal.folder.iterdir())) == 4
+
+
+def test_a_rollout_that_is_half_forgotten_is_no_rollout(
+    tmp_path: Path, models: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = RolloutJournal(tmp_path / "rollouts")
+    journal.begin(decode_order(order_of(models)))
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # a kill comes before it
+    journal.forget("double-2-a")
+
+    assert journal.load() == []
+
+
+async def test_a_document_that_a_disk_has_damaged_does_not_stop_the_gateway(
+    store: ArtifactStore, models: Repository
+) -> None:
+    order = forged(decode_order(order_of(models)), "edge-1", b'{"document":"\xff"}')
+    waves = CanaryRollout(order.spec)
+    waves.advance(0.0)
+    journal = RolloutJournal(store.root / "rollouts")
+    journal.begin(order)
+    journal.save("double-2-a", msgspec.json.encode(waves.state))
+    channel = FakeChannel(*NAMES)
+    channel.session = 0
+    async with performer(store, channel) as rollouts:
+        assert rollouts.document("edge-1") == (1, b'{"document":"\xff"}')
+
+
+@pytest.mark.parametrize("body", [b"{", b'{"why":"\xff"}'])
+async def test_a_command_that_is_no_json_is_a_bad_request(
+    store: ArtifactStore, models: Repository, body: bytes
+) -> None:
+    channel = FakeChannel(*NAMES)
+    rollouts = performer(store, channel)
+    routes = rollout_routes(rollouts, channel, ())
+    served = open_http_server(routes, "127.0.0.1", 0, key="admin", max_body_bytes=2**20, grace_s=0.1)
+    async with (
+        served as url,
+        aiohttp.ClientSession() as http,
+        http.post(f"{url}/v1/rollouts/double-2-a/abort", data=body) as answer,
+    ):
+        assert answer.status == 400
+
+
+async def test_what_cannot_be_recorded_is_said_to_operators_as_a_passing_failure(
+    store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel = FakeChannel(*NAMES)
+    rollouts = performer(store, channel)
+    routes = rollout_routes(rollouts, channel, ())
+    served = open_http_server(routes, "127.0.0.1", 0, key="admin", max_body_bytes=2**20, grace_s=0.1)
+    async with served as url, aiohttp.ClientSession() as http:
+        with monkeypatch.context() as patched:
+            patched.setattr(RolloutJournal, "begin", disk_is_full)
+            async with http.post(f"{url}/v1/rollouts", data=order_of(models)) as answer:
+                assert answer.status == 503 and "No space left" in await answer.text()
+        async with http.post(f"{url}/v1/rollouts", data=order_of(models)) as answer:
+            assert answer.status == 201
+        monkeypatch.setattr(RolloutJournal, "save", disk_is_full)
+        async with http.post(f"{url}/v1/rollouts/double-2-a/abort", data=b"{}") as answer:
+            assert answer.status == 503 and "No space left" in await answer.text()
 
 
 # the operator's side
