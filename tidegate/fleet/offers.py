@@ -48,7 +48,7 @@ Price = Annotated[float, Meta(ge=0.0, le=1e6)]
 MOST_SLOTS: Final = 65_536  # of a site all its devices' together
 Slots = Annotated[int, Meta(ge=0, le=MOST_SLOTS)]
 SizeLimit = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-Quality = Annotated[float, Meta(ge=-1.0, le=1.0)]  # a share of right answers from 0, a cosine from -1
+Quality = Annotated[float, Meta(ge=-1, le=1)]  # a share of right answers from 0, a cosine from -1
 
 # A table of costs is read by its slopes, which have to be numbers too: so no work is too near another, and no time 0.
 MOST_COST_POINTS: Final = 256  # a warm-up measures a dozen
