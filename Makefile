@@ -38,10 +38,11 @@ SBOM ?= sbom.cdx.json
 TEST_FLAGS ?=
 # Where a run decides about a change, its tests come in the same order as in the run before; at a desk in any order.
 TEST_ORDER := $(if $(CI),--randomly-seed=1)
-# As many processes as cores, and where many tests wait for processes and brokers, two more (MORE); a file's tests stay
-# together, because they share what is expensive to set up.
+# As many processes as cores, and where many tests wait for processes and brokers, one more (MORE), for whole systems two
+# (MOST); a file's tests stay together, because they share what is expensive to set up.
 CORES := $(shell nproc 2>/dev/null || echo 2)
-MORE := $(shell echo $$(( $(CORES) + 2 )))
+MORE := $(shell echo $$(( $(CORES) + 1 )))
+MOST := $(shell echo $$(( $(CORES) + 2 )))
 TOGETHER := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n $(CORES) $(TOGETHER)
 # Where tests of whole systems live (tests/conftest.py holds the marker to it), so that their run collects no others.
@@ -66,7 +67,7 @@ PIP_INSTALL := -m pip install --disable-pip-version-check --no-compile
 PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
 	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
 
-.PHONY: help setup ray clients checks peers tools openvino run test test-fast test-gpu screenshots lint lint-types lint-rules compiled fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom dist requirements proto clean image-test e2e-kind
+.PHONY: help setup ray clients checks peers tools openvino run test test-fast test-gpu screenshots lint lint-types lint-rules compiled test-models fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom dist requirements proto clean image-test e2e-kind
 
 help: ## Say what there is.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -85,11 +86,12 @@ RUN_HALF = code=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) $(TES
 		-n 0 -p no:randomly --maxfail 3 --last-failed --last-failed-no-failures none $(3) $(TEST_FLAGS) || code=$$?; }
 
 # What is set up is set up side by side, and lint begins with what is there: pip waits for the network for much of its time.
+# So do the models of the tests, which take two minutes of both cores to build: a test that waited for them would be late.
 test: ## Lint and every test. TEST_FLAGS="-k words"
-	@$(MAKE) -j5 --output-sync=line setup clients checks ray tools lint-types lint-rules compiled
+	@$(MAKE) -j6 --output-sync=line setup clients checks ray tools lint-types lint-rules compiled test-models
 	@$(call RUN_HALF,parts,$(MORE),-m "not e2e"); shared=$$code; \
 	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
-	$(call RUN_HALF,whole,$(MORE),-m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE))); \
+	$(call RUN_HALF,whole,$(MOST),-m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE))); \
 	[ $$code -eq 0 ] || { [ $$code -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$code
 
 test-fast: setup ## The short tests, without processes, models and clients, within a minute.
@@ -102,6 +104,10 @@ lint: lint-rules lint-types ## ruff, mypy, import rules, the rules of this code 
 
 lint-types: setup
 	$(BIN)/mypy
+
+# Kept in the user's cache for all checkouts with the same code that builds them (tests/support/models/model_cache.py).
+test-models: setup
+	@$(BIN)/python -m tests.support.models.demo_models
 
 # Each process of a parallel run would rewrite the assertions of all test files by itself: in a fresh checkout that is
 # most of a minute of both cores, and beside mypy, which uses one, it costs nothing.

