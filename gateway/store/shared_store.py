@@ -113,7 +113,7 @@ class SharedStore:
             username=section.username,
             password=password,
             socket_connect_timeout=timeout_s,
-            socket_timeout=timeout_s,
+            socket_timeout=None,  # `run_each` bounds each call; the package's own timeout may swallow a cancellation
             retry=Retry(NoBackoff(), 0),  # the pauses are here
             max_connections=MAX_CONNECTIONS,
             client_name="tidegate",

@@ -431,7 +431,7 @@ class RolloutController:
         if self._fence != lease.fence:
             fence = lease.fence
             try:
-                async with self._beginning:  # an order that is being recorded is not another gateway's
+                async with self._beginning:  # no order begins or is forgotten meanwhile
                     await self._take_over(lease)
             except (StoreUnavailable, NotConducting) as error:
                 log.warning("rollouts cannot be taken over yet", reason=str(error))

@@ -208,6 +208,7 @@ async def test_an_order_that_the_store_has_too_late_is_removed_there_as_soon_as_
         store = stack.enter_context(RedisServer(tmp_path))
         first = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
         await first.conducts()
+        await first.lease.record(ROLLOUT, state=b"of an older rollout of that name")
         first.store.unanswered, first.store.lost = {"record"}, {"forget"}
         with pytest.raises(NotRecorded, match="does not begin, since it cannot be recorded"):
             await first.rollouts.begin(decode_order(order_of(models)))
@@ -232,7 +233,7 @@ async def test_an_order_that_the_store_has_too_late_is_removed_there_as_soon_as_
 @pytest.mark.usefixtures("_short_lease")
 async def test_an_order_that_was_refused_and_could_not_be_removed_waits_for_a_person(tmp_path: Path) -> None:
     models = repository(tmp_path / "models")
-    async with asyncio.timeout(30.0), AsyncExitStack() as stack:
+    async with asyncio.timeout(12.0), AsyncExitStack() as stack:  # a state is saved every 15 s in any case
         store = stack.enter_context(RedisServer(tmp_path))
         first = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
         await first.conducts()
@@ -281,7 +282,9 @@ async def test_an_abort_without_the_store_is_no_success_and_yet_outlives_the_lea
 
 
 @pytest.mark.usefixtures("_short_lease")
-async def test_what_was_not_recorded_yields_to_a_gateway_that_has_gone_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asks", [True, False])
+async def test_what_was_not_recorded_yields_to_a_gateway_that_has_conducted(tmp_path: Path, asks: bool) -> None:
+    """Args: asks: whether it has asked more devices meanwhile."""
     models = repository(tmp_path / "models")
     async with asyncio.timeout(30.0), AsyncExitStack() as stack:
         store = stack.enter_context(RedisServer(tmp_path))
@@ -295,12 +298,17 @@ async def test_what_was_not_recorded_yields_to_a_gateway_that_has_gone_on(tmp_pa
         async with AsyncExitStack() as life:
             second = await ConductingGateway(life, tmp_path, models, "b", store.url).start()
             await until(lambda: set(second.channel.published) == {"edge-1"})
-            first.store.is_cut = False
+            first.store.is_cut, first.channel.published = False, {}
             await until(lambda: first.lease.is_anothers)
-            second.reports("committed", "edge-1")
-            await until(lambda: set(second.channel.published) == set(NAMES))
+            first.channel.session = 2
+            first.rollouts.fleet_changed()  # instead of ten seconds
+            if asks:
+                second.reports("committed", "edge-1")
+                await until(lambda: set(second.channel.published) == set(NAMES))
+            else:
+                second.channel.session = 0
         await first.conducts()
-        await until(lambda: set(first.channel.published) == set(NAMES))
+        await until(lambda: set(first.channel.published) == set(second.channel.published))
         assert {one.revision for one in first.channel.published.values()} == {1}
         assert first.rollouts.all[ROLLOUT].state.phase is RolloutPhase.RUNNING
 
@@ -318,13 +326,13 @@ async def test_what_cannot_be_read_in_the_store_is_left_alone_and_the_rest_goes_
         await until(lambda: set(first.channel.published) == {"edge-1"})
         orders, states = (first.store.key("rollouts", kind) for kind in ("orders", "states"))
         for id, packed in (
-            (b"not-packed", b"\xff"),
+            (b"not-packed", b"not packed"),
             (b"\xff", zlib.compress(order_of(models, id="name"))),
             (b"../elsewhere", zlib.compress(order_of(models, id="elsewhere"))),
             (b"no-state", zlib.compress(order_of(models, id="no-state"))),
         ):
             await first.store.run(put, [orders], [id, packed])
-            await first.store.run(put, [states], [id, no_utf8])
+        await first.store.run(put, [states], [b"no-state", no_utf8])
         first.store.is_cut = True
 
         second = await ConductingGateway(stack, tmp_path, models, "b", store.url).start()

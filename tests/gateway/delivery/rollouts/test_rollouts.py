@@ -571,6 +571,14 @@ def test_a_state_that_cannot_be_read_keeps_no_other_rollout_from_loading(tmp_pat
     assert len(list(journal.folder.iterdir())) == 4
 
 
+def test_an_order_does_not_begin_in_the_state_of_an_older_one_of_its_name(tmp_path: Path, models: Repository) -> None:
+    journal = RolloutJournal(tmp_path / "rollouts")
+    journal.save("double-2-a", b"what is left of it")
+    journal.begin(decode_order(order_of(models)))
+
+    assert [waves.state.phase for _, waves in journal.load()] == [RolloutPhase.PAUSED]
+
+
 def test_a_rollout_that_is_half_forgotten_is_no_rollout(
     tmp_path: Path, models: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
