@@ -42,6 +42,7 @@ async def decisions(gateway: Gateway, *words: str) -> list[dict[str, Any]]:
 
 async def test_a_request_is_found_by_its_callers_id_and_shown_in_full(tmp_path: Path) -> None:
     edge, small, pool = Far("edge/attic"), Far("edge/closet", max_batch=1), Far("pool/main")
+    edge.host.takes_s = 0.01  # more than it says, or that would be cut
     async with running(edge, small, pool), AsyncExitStack() as stack:
         config = configured(tmp_path, target(edge), target(small), target(pool), policy="value")
         gateway, session = await stack.enter_async_context(gateway_for(config))
