@@ -40,7 +40,7 @@ class EchoHost:
         self.budgets_s: list[float | None] = []
         self.answer_bytes: int | None = None
         self.answered_by = "echo"
-        self.takes_s = 0.0  # before it answers; it says 7 ms in any case, of which a gateway believes no more than passed
+        self.takes_s = 0.0  # before it answers; it says 7 ms in any case, and a gateway believes what passed
 
     @property
     def server_name(self) -> str:
