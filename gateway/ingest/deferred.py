@@ -115,16 +115,23 @@ class DeferredWorker:
 
     async def _compute(self, job: DeferredJob) -> None:
         try:
+            await self._settle(job)
+        except DatabaseUnavailable:
+            await clock.sleep(RETRY_S)  # what became of it could not be stored: it is computed again
+
+    async def _settle(self, job: DeferredJob) -> None:
+        """Raises DatabaseUnavailable."""
+        try:
             reply = await self._infer(self._call(job))
             await self._answer(job, reply)
         except ServeError as error:
-            await self._settled(job, error)
+            await self._failed(job, error)
         except DatabaseUnavailable:
-            await clock.sleep(RETRY_S)  # the answer could not be stored: it is computed again
+            raise
         except Exception:
             log.exception("a deferred request failed by a defect", device=job.device, id=job.id)
             await clock.sleep(RETRY_S)
-            await self._postpone(job, LONGEST_WAIT_S)
+            await self._ingest.postpone(job, LONGEST_WAIT_S)
 
     def _call(self, job: DeferredJob) -> Call:
         now = clock.now()
@@ -150,12 +157,6 @@ class DeferredWorker:
         else:
             await self._ingest.answered(job, DeferredAnswer(job.id, body), variant=reply.variant, whole=body)
 
-    async def _settled(self, job: DeferredJob, error: ServeError) -> None:
-        try:
-            await self._failed(job, error)
-        except DatabaseUnavailable:
-            await clock.sleep(RETRY_S)  # it fails once more, then
-
     async def _failed(self, job: DeferredJob, error: ServeError) -> None:
         if isinstance(error, CallerError):
             await self._ingest.answered(
@@ -163,13 +164,7 @@ class DeferredWorker:
             )
             return
         wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(job.attempts, 10))
-        await self._postpone(job, max(wait_s, error.retry_after_s or 0.0))
-
-    async def _postpone(self, job: DeferredJob, for_s: float) -> None:
-        try:
-            await self._ingest.postpone(job, for_s)
-        except DatabaseUnavailable:
-            await clock.sleep(RETRY_S)
+        await self._ingest.postpone(job, max(wait_s, error.retry_after_s or 0.0))
 
     def __repr__(self) -> str:
         return f"<DeferredWorker {len(self._work)} under way>"

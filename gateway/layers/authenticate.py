@@ -71,7 +71,7 @@ def authenticate(
                 task = asyncio.current_task()
                 assert task is not None  # a coroutine of ours runs in one
                 cut = partial(task.cancel, SPENT)
-                tokens = MeteredTokens(call.tokens, reserved, forecast.prompt, partial(draws, quota), cut)
+                tokens = MeteredTokens(call.tokens, reserved, forecast.prompt, partial(_draws, quota, now), cut)
                 call = replace(call, tokens=tokens)
             try:
                 reply = await inner(call)
@@ -87,9 +87,11 @@ def authenticate(
             finally:
                 quota.settle((reserved if tokens is None else tokens.held) - made, now())
 
-        def draws(quota: TenantQuota, count: int) -> bool:
-            return quota.reserve(count, now()) <= 0.0
-
         return service
 
     return layer
+
+
+def _draws(quota: TenantQuota, now: Callable[[], float], count: int) -> bool:
+    """Whether the quota has paid for so many tokens more."""
+    return quota.reserve(count, now()) <= 0.0
