@@ -32,6 +32,7 @@ from tidegate.testing.ports import free_ports
 from tidegate.types import Call, Datatype, InferRequest
 
 WITHIN_S = 60.0
+REQUESTS = 300  # that many fit into the queue of the server that is left
 
 
 def test_each_server_has_a_name_and_ports_of_its_own_and_its_part_of_the_cores() -> None:
@@ -86,7 +87,7 @@ def test_a_gpus_memory_for_vllm_is_divided() -> None:
 async def test_behind_a_gateway_a_killed_server_costs_no_request(tmp_path: Path) -> None:
     """One target in the gateway's file is both servers; the one that serves is killed in the middle."""
     port = free_ports(2)
-    models = text_repository(tmp_path / "models")
+    models = text_repository(tmp_path / "models", queue=REQUESTS)
     config = tmp_path / "pool.yaml"
     keys = {"grpc_port": port, "servers": 2, "warmup_budget_s": 0.5, "device": "cpu", "threads": 1}
     config.write_text(yaml.safe_dump({**keys, "model_repository": str(models)}))
@@ -113,8 +114,8 @@ async def test_behind_a_gateway_a_killed_server_costs_no_request(tmp_path: Path)
                 assert reply.route is not None
                 (after if killed else before)[reply.route.served_by] += 1
 
-            await asyncio.gather(*[ask(number) for number in range(300)])
-            assert before.total() + after.total() == 300
+            await asyncio.gather(*[ask(number) for number in range(REQUESTS)])
+            assert before.total() + after.total() == REQUESTS
             assert after[{"pool-0": "pool/pool-1", "pool-1": "pool/pool-0"}[killed]] > 100
             back = await _event(parent, "server_ready")
             assert back["name"] == killed
@@ -161,7 +162,7 @@ async def test_a_killed_server_comes_back_while_the_other_answers_and_a_signal_e
 
 @pytest.mark.slow
 async def test_a_pool_of_two_servers_that_is_asked_to_end_loses_no_request_beside_another(tmp_path: Path) -> None:
-    models = text_repository(tmp_path / "models")
+    models = text_repository(tmp_path / "models", queue=REQUESTS)
     ports = free_ports(3)
     keys = {"warmup_budget_s": 0.5, "device": "cpu", "threads": 1, "model_repository": str(models)}
     pools = []
@@ -191,11 +192,11 @@ async def test_a_pool_of_two_servers_that_is_asked_to_end_loses_no_request_besid
                 assert reply.route is not None
                 served[ended][reply.route.served_by] += 1
 
-            await asyncio.gather(*[ask(number) for number in range(300)])
+            await asyncio.gather(*[ask(number) for number in range(REQUESTS)])
             assert await asyncio.wait_for(pools[0].wait(), WITHIN_S) == 0
             for number in range(20):
                 await ask(number)
-        assert served[0].total() + served[1].total() == 320
+        assert served[0].total() + served[1].total() == REQUESTS + 20
         assert set(served[1]) == {"pool/one"}
     finally:
         for pool in pools:

@@ -90,13 +90,14 @@ def write_spin_model(path: Path) -> Path:
     return path
 
 
-def text_repository(root: Path) -> Path:
-    """A repository with the text model, for a pool that need not wait for torch."""
+def text_repository(root: Path, *, queue: int | None = None) -> Path:
+    """A repository with the text model, for a pool that need not wait for torch; its `queue` holds so many requests."""
     folder = root / TEXT.name / TEXT.version
     folder.mkdir(parents=True)
     path = write_text_model(folder / TEXT.variants[0].artefact)
     variant = msgspec.structs.replace(TEXT.variants[0], sha256=sha256_of(path), size_bytes=path.stat().st_size)
-    save_manifest(folder, manifest_of(variants=(variant,)))
+    batching = TEXT.batching if queue is None else msgspec.structs.replace(TEXT.batching, max_queue_size=queue)
+    save_manifest(folder, manifest_of(variants=(variant,), batching=batching))
     return root
 
 
