@@ -77,7 +77,7 @@ from tidegate.generate.beginning_confidence import beginning_confidence
 from tidegate.generate.request import LOGPROBS_KEY
 from tidegate.generate.usage import SPENT, STOPPED, FinishReason, clipped_usage, usage_if_generated
 from tidegate.models.work import prompt_ids
-from tidegate.outcome import Disconnected, InternalError, ServeError, Unreachable
+from tidegate.outcome import Disconnected, InternalError, InvalidRequest, ServeError, Unreachable
 from tidegate.token_sink import TokenSink
 from tidegate.tracing.propagation import outgoing_context
 from tidegate.types import Accepted, Call, InferRequest, InferResponse, Reply, Route
@@ -99,9 +99,9 @@ class RequestExecution:
 
     __slots__ = (
         "_answered_before", "_answers", "_ask", "_attempts", "_attested", "_base_cancelling", "_body_bytes", "_call",
-        "_context", "_end", "_inline", "_interrupted", "_judged", "_loop", "_machine", "_next", "_notes", "_placed_at",
-        "_request", "_rests_on", "_resumption", "_rows", "_sink", "_so_far", "_started_at", "_streamed", "_streams",
-        "_taken_at", "_task", "_tasks", "_timer", "_unshown", "_waiter", "_wake_due_at", "_wasted",
+        "_context", "_disputed", "_end", "_inline", "_interrupted", "_judged", "_loop", "_machine", "_next", "_notes",
+        "_placed_at", "_request", "_rests_on", "_resumption", "_rows", "_sink", "_so_far", "_started_at", "_streamed",
+        "_streams", "_taken_at", "_task", "_tasks", "_timer", "_unshown", "_waiter", "_wake_due_at", "_wasted",
     )  # fmt: skip
 
     def __init__(
@@ -159,6 +159,7 @@ class RequestExecution:
         self._answers: dict[int, tuple[Reply, float, float]] = {}  # by attempt: the reply, its link time, its instant
         self._streams: dict[int, AttemptTokens] = {}  # by attempt under way, where its answer comes token by token
         self._unshown: dict[int, AttemptTokens] = {}  # by attempt that has answered: what it said is held back still
+        self._disputed: tuple[AttemptTelemetry, ...] = ()  # whose targets called the request invalid
         self._streamed: int | None = None  # of those the one that has begun last
         self._answered_before: dict[int, int] = {}  # by attempt: the tokens that it goes on after, where there are any
         self._wasted = 0  # tokens that were computed more than once, or came and were given to no one
@@ -455,6 +456,8 @@ class RequestExecution:
 
     def _note_failure(self, number: int, attempt: AttemptTelemetry, error: ServeError, now: float) -> None:
         attempt.failed(error, now, self._context.draw())
+        if type(error) is InvalidRequest:
+            self._disputed += (attempt,)
         self._told_failed(number, attempt.candidate, error, now)
 
     def _told_failed(self, number: int, candidate: Candidate, error: ServeError, now: float) -> None:
@@ -612,6 +615,8 @@ class RequestExecution:
             end.error.attempted = bool(self._machine.reasons)
             end.error.request_id = self._remember(f"{end.error.code}: {end.error.message}", now)
             raise end.error
+        for disputed in self._disputed:
+            disputed.contradicted(now, self._context.draw())
         if end.attempt not in self._answers:
             return self._replied(end.attempt, end.route, "length", now)
         assert self._call.deadline is not None

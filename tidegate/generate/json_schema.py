@@ -54,6 +54,16 @@ def check_schema_text(text: str) -> None:
     _check_references(schema)
 
 
+def check_bounds(schema: object) -> None:
+    """Raises BadSchema where a value nests too deeply or refers to something outside it; its words are not checked.
+
+    For schemas that say what may be called rather than what must be answered: tools' authors spell them freely, and
+    a server behind the gateway may make a grammar of them all the same.
+    """
+    _check_depth(schema, MAX_DEPTH)
+    _check_references(schema)
+
+
 def _check_depth(value: object, left: int) -> None:
     if not isinstance(value, dict | list):
         return

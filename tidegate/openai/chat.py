@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from tidegate.openai.called_tools import check_tools
 from tidegate.openai.generation_fields import GenerationFields, GenerationOptions, options_of, refuse_unserved
 from tidegate.openai.passed_fields import TemplateVariable, check_variables, passed_fields
 from tidegate.openai.wrong_parameter import WrongParameter, decoded
@@ -82,6 +83,7 @@ def parse(body: bytes) -> ChatRequest:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise WrongParameter("top_logprobs", "top_logprobs is for logprobs: true")
     check_variables(asked.chat_template_kwargs)
+    check_tools(asked.tools or ())
     if not asked.messages:
         raise WrongParameter("messages", "messages must not be an empty list")
     options = options_of(

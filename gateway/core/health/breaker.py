@@ -14,8 +14,9 @@ different proofs and different cures (`blame` says whose an error is):
                    Any frame that arrives speaks for it (`heard`): a pong proves as much as an answer.
 
 Nothing else counts. A caller's bad request, a full queue, a budget that was too short and our own cancellations say
-nothing about health, unless the target had promised its answer for an earlier instant and owes it: `attempt.py` then
-reports a failure. An Overloaded answer is load, and belongs to the queue estimate.
+nothing about health, unless the target had promised its answer for an earlier instant and owes it, or called a request
+invalid that another one answered: `attempt.py` then reports a failure. An Overloaded answer is load, and belongs to the
+queue estimate.
 
 While half open one attempt at a time goes through as a probe. A probe that was cancelled gives its place back.
 Attempts from before it opened change nothing when they end: only probes speak for the target as it is now. They are

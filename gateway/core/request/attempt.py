@@ -296,6 +296,14 @@ class AttemptTelemetry:
         else:
             self._toll.failed(now)
 
+    def contradicted(self, now: float, draw: float) -> None:
+        """Note that another target answered the request that this one had called invalid: a wrong answer, after all.
+
+        A foreign server is only less able: its interface takes less than a model may.
+        """
+        if not self.candidate.offered.target.spec.foreign:
+            self._breaker.record(AttemptVerdict.FAILURE, now, draw, probe=self._probe)
+
     def stalled(self, error: ServeError, now: float, draw: float) -> None:
         """Note that its answer left it after a silence.
 

@@ -70,6 +70,8 @@ Invariants, kept under any interleaving of events:
 An answer that is here after the deadline but before its timer is still given: it exists, and `late` is for the metrics
 to say. Timers may come up to a millisecond early (event loops round), which counts as due.
 
+A target that calls the request invalid is contradicted by one that answers it; so one other is asked, and no more.
+
 When everything failed, the error that helps the caller most is reported. When the targets were all unreachable that is
 `nothing_alive`, since then there is no target left.
 """
@@ -101,6 +103,7 @@ from tidegate.outcome import (
     DeadlineExceeded,
     Disconnected,
     Forbidden,
+    InvalidRequest,
     ModelNotFound,
     NothingAlive,
     NotSupported,
@@ -364,7 +367,7 @@ class RequestMachine:
             return self._look_sooner(now)
         if self._provisional is not None:
             return self._give(self._provisional)
-        if not self._may_launch(now) or not all(_another_may_do_better(error) for _, error in self._errors):
+        if not self._may_launch(now) or not _is_hope_elsewhere([error for _, error in self._errors]):
             return [self._refuse(_last_word(self._ask, self._errors))]
         return self._fall_back(error, now)
 
@@ -403,7 +406,8 @@ class RequestMachine:
             decision = self._placement.decide(self._ask, now, (self._errors[-1][0],))
         if decision.refusal is not None:
             last_word = _last_word(self._ask, self._errors, decision.refusal)
-            return self._hold(decision.refusal, now) or [self._refuse(last_word)]
+            held = [] if isinstance(last_word, InvalidRequest) else self._hold(decision.refusal, now)
+            return held or [self._refuse(last_word)]
         # A refusal has cost no compute, and is placed again for free.
         if not isinstance(error, Overloaded) and not self._hedges.may_fall_back():
             return [self._refuse(_last_word(self._ask, self._errors))]
@@ -812,6 +816,16 @@ def _another_may_do_better(error: ServeError) -> bool:
     return error.retry_elsewhere or isinstance(
         error, DeadlineExceeded | NotSupported | ModelNotFound | TooLarge | Unauthenticated | Forbidden | NothingAlive
     )
+
+
+def _is_hope_elsewhere(errors: list[ServeError]) -> bool:
+    """Whether a target that was not asked yet may answer after these refusals.
+
+    What was sent had been checked here, so one target that calls it invalid may be what is wrong: it holds other files
+    than it says, and would draw more and more requests, since a refusal is fast. One other is asked; two are believed.
+    """
+    final = [error for error in errors if not _another_may_do_better(error)]
+    return not final or (len(final) == 1 and type(final[0]) is InvalidRequest)
 
 
 def _last_word(ask: Ask, errors: list[tuple[str, ServeError]], refusal: ServeError | None = None) -> ServeError:

@@ -30,7 +30,7 @@ from tidegate.generate.request import GenerateRequest, infer_request
 from tidegate.generate.token_stream import TokenStream
 from tidegate.generate.usage import CACHED_KEY, COMPLETION_KEY, PROMPT_KEY, STOPPED, usage_of
 from tidegate.oip.reply import reply_parameters
-from tidegate.outcome import InternalError
+from tidegate.outcome import InternalError, InvalidRequest
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.text_prompt import TextPrompt
 from tidegate.token_sink import TokenBatch, TokenSink
@@ -50,6 +50,41 @@ class Liar(FakeTarget):
         self, request: InferRequest, variant: str, budget_s: float, on_accepted: Callable[[Accepted], None]
     ) -> Reply:
         return replace(await super().take(request, variant, budget_s, on_accepted), **self.changes)
+
+
+# requests that are called invalid
+
+
+def denier(id: str) -> FakeTarget:
+    """A target that calls every request invalid, at once: as one with another model's files does."""
+    return FakeTarget(id, takes_s=0.001, error=InvalidRequest("no such input"))
+
+
+@on_virtual_time
+async def test_a_target_that_calls_all_invalid_costs_no_answer_and_is_soon_asked_no_more() -> None:
+    wrong = denier("edge/a")
+    scene = Scene({"edge_a": (wrong, INT8), "pool_main": (target("pool_main"), FP32)})
+
+    for _ in range(20):
+        reply = await scene.dispatcher.infer(scene.call())
+        assert reply.route is not None and reply.route.served_by == "pool/main"
+
+    assert len(wrong.seen) == 5 and not scene.fleet.targets["edge/a"].breaker.allows(clock.now())
+    scene.assert_at_rest()
+
+
+@on_virtual_time
+async def test_what_two_targets_call_invalid_is_refused_and_neither_is_blamed() -> None:
+    deniers = denier("edge/a"), denier("edge/b"), denier("edge/c")
+    scene = Scene({f"edge_{one.id[-1]}": (one, INT8) for one in deniers})
+
+    for _ in range(10):
+        with pytest.raises(InvalidRequest, match="no such input"):
+            await scene.dispatcher.infer(scene.call())
+
+    assert sum(len(one.seen) for one in deniers) == 20
+    assert all(scene.fleet.targets[one.id].breaker.allows(clock.now()) for one in deniers)
+    scene.assert_at_rest()
 
 
 # seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import msgspec
@@ -159,6 +160,26 @@ def test_what_is_more_than_a_variable_of_a_template_is_refused_by_name(variables
         parsed(chat_template_kwargs=variables)
     assert refused.value.parameter == "chat_template_kwargs"
     assert "chat_template_kwargs" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"properties": {"city": {"$ref": "http://inside.example/schema"}}}, "leads elsewhere"),
+        ({"x-unknown": [{"$ref": "file:///etc/passwd"}]}, "leads elsewhere"),
+        (reduce(lambda inner, _: {"items": inner}, range(40), {}), "nested too deeply"),
+    ],
+)
+def test_a_tools_parameters_lead_nowhere_and_are_not_endless(parameters: dict[str, Any], words: str) -> None:
+    sane = {
+        "name": "weather",
+        "parameters": {"$defs": {"a": {"type": "any"}}, "properties": {"b": {"$ref": "#/$defs/a"}}},
+    }
+    assert parsed(tools=[{"type": "function", "function": sane}, sane, {}]).words.fields["tools"]
+    for tool in ({"type": "function", "function": {"parameters": parameters}}, {"parameters": parameters}):
+        with pytest.raises(WrongParameter, match=words) as refused:
+            parsed(tools=[sane, tool])
+        assert refused.value.parameter == "tools" and "tools[1]" in refused.value.message
 
 
 @pytest.mark.parametrize("field", [

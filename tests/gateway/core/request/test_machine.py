@@ -99,7 +99,7 @@ def test_an_error_that_another_target_may_do_better_goes_to_the_next(error: Serv
     one = machine()
     one.arrived(NOW)
     actions = one.failed(0, error, NOW + 0.01)
-    final = isinstance(error, InvalidRequest | Deferred)  # what was taken for later is no failure
+    final = isinstance(error, Deferred)  # what was taken for later is no failure
     assert launched(actions) == ([] if final else [(1, "edge/b")])
     if final:
         assert refusal(actions) is error
@@ -153,6 +153,21 @@ def test_when_one_was_only_busy_the_caller_is_told_when_to_come_back() -> None:
     assert isinstance(error, Overloaded)
     assert error.retry_after_s == 0.2
     assert error.message == "edge/a: full; edge/b: full; pool/main: connection refused"
+
+
+def test_one_target_that_calls_a_request_invalid_is_not_believed_and_two_are() -> None:
+    one = machine(fleet_of(edge_a=variant(), edge_b=variant(), edge_c=variant()))
+    one.arrived(NOW)
+    first, second = InvalidRequest("no such input"), InvalidRequest("no such input here")
+    assert launched(one.failed(0, first, NOW)) == [(1, "edge/b")]
+    assert refusal(one.failed(1, second, NOW)) is first
+
+
+def test_a_request_that_the_only_target_calls_invalid_is_refused_with_its_words_at_once() -> None:
+    one = machine(fleet_of(pool_main=variant()))
+    one.arrived(NOW)
+    fault = InvalidRequest("no such input")
+    assert refusal(one.failed(0, fault, NOW)) is fault
 
 
 def test_a_callers_fault_outranks_other_errors() -> None:
