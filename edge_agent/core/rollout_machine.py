@@ -102,6 +102,8 @@ TRANSITIONS: Final[dict[tuple[RolloutState, RolloutEvent], RolloutState]] = {
         for event in (RolloutEvent.DONE, RolloutEvent.FAILED, RolloutEvent.TIMED_OUT)
     },
 }
+# These wait for the network and the device, all of them together for as long as the plan's deadline says.
+_WITHIN_DEADLINE: Final = frozenset({S.PLANNED, S.DOWNLOADING, S.DEFERRED})
 # These events use up an exit; after `max_exits` exits the state is left for good.
 _EXITS: Final = {(state, RolloutEvent.REBOOTED) for state in _TOUCHED} | {(S.ACTIVE, RolloutEvent.WORKER_EXITED)}
 # After these events the content is not tried again by itself under this revision.
@@ -172,13 +174,22 @@ def after_restart(rollout: Rollout, committed: int) -> Rollout:
     return apply_event(rollout, RolloutEvent.REBOOTED)
 
 
+def left_s(rollout: Rollout, *, in_state_s: float, unspent_s: float) -> float:
+    """How much longer the rollout's state may last.
+
+    Args:
+        in_state_s: since its work began.
+        unspent_s: the part of it that `spent_s` does not have yet. What it has is off the deadline already.
+    """
+    return timeout_s(rollout) - (unspent_s if rollout.state in _WITHIN_DEADLINE else in_state_s)
+
+
 def timeout_s(rollout: Rollout) -> float:
-    """How long the rollout's state may last, counted from entering it."""
+    """How long the rollout's state may last: what is left of the deadline, or a time of its own from entering it."""
     plan = rollout.plan
-    left_s = max(0.0, plan.net.deadline_s - rollout.spent_s)
+    if rollout.state in _WITHIN_DEADLINE:
+        return max(0.0, plan.net.deadline_s - rollout.spent_s)
     match rollout.state:
-        case S.PLANNED | S.DOWNLOADING | S.DEFERRED:
-            return left_s
         case S.VERIFIED | S.STAGED | S.PROBED:
             return 120.0  # a folder of links, a look at the memory, a switch
         case S.LOADING:

@@ -31,7 +31,7 @@ from edge_agent.core.reconcile import (
     with_newest_rules,
 )
 from edge_agent.core.reporting import RolloutReport
-from edge_agent.core.rollout_machine import TRANSITIONS, Rollout, RolloutEvent, S, after_restart, apply_event, timeout_s
+from edge_agent.core.rollout_machine import TRANSITIONS, Rollout, RolloutEvent, S, after_restart, apply_event, left_s
 from edge_agent.delivery.documents import TrustedDocuments
 from edge_agent.delivery.failures import WorkDeferred, WorkerExited, WorkFailed
 from edge_agent.delivery.journal import DeploymentJournal
@@ -86,7 +86,7 @@ class Deployer:
         self._task = OwnedTask(self._run, name="deployer")
         self._rollout: Rollout | None = None  # under way
         self._writing = asyncio.Lock()
-        self._entered_at = self._noted_at = 0.0
+        self._counted_at = self._noted_at = 0.0  # `spent_s` has the time up to it
         self._opened = False
         self._trouble = ""
         self._told: RolloutReport | None = None
@@ -254,7 +254,7 @@ class Deployer:
         )
 
     def _enter(self, rollout: Rollout) -> None:
-        self._entered_at = self._noted_at = clock.now()
+        self._counted_at = self._noted_at = clock.now()
         self._rollout = None if rollout.state.is_settled else rollout
 
     async def _perform(self, rollout: Rollout) -> None:
@@ -284,12 +284,13 @@ class Deployer:
             if may_end and not is_still_wanted(self._rollout, self._documents.wishes()):
                 return RolloutEvent.SUPERSEDED, ""
             await self._note()
-            left_s = timeout_s(self._rollout) - (clock.now() - began_at)
-            if left_s <= 0:
+            now = clock.now()
+            still_s = left_s(self._rollout, in_state_s=now - began_at, unspent_s=now - self._counted_at)
+            if still_s <= 0:
                 return RolloutEvent.TIMED_OUT, self._works.last_trouble
             news = asyncio.create_task(self._news.wait(), name="news for the deployer")
             try:
-                await asyncio.wait((work, news), timeout=min(left_s, NOTE_GAP_S), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait((work, news), timeout=min(still_s, NOTE_GAP_S), return_when=asyncio.FIRST_COMPLETED)
             finally:
                 await cancel_and_wait(news)
             if self._news.is_set():
@@ -302,33 +303,33 @@ class Deployer:
             assert self._rollout is not None
             found = with_newest_rules(self._rollout, self._documents.wishes())
             if found != self._rollout or clock.now() >= self._noted_at + NOTE_GAP_S:
-                await self._write(self._spent(found))
+                await self._write(found)
 
     async def _advance(self, event: RolloutEvent, reason: str) -> Rollout:
         """Apply an event, and write the rollout to the journal."""
         async with self._writing:
             assert self._rollout is not None
             before = self._rollout
-            rollout = apply_event(self._spent(before), event, reason)
+            rollout = apply_event(before, event, reason)
             if rollout.state is not before.state or rollout.reason != before.reason:
                 words = {"model": rollout.model, "version": rollout.plan.version, "reason": rollout.reason}
                 log.info("rollout", state=str(rollout.state), event_was=str(event), **words)
-            await self._write(rollout)
-            return rollout
+            return await self._write(rollout)
 
-    def _spent(self, rollout: Rollout) -> Rollout:
+    async def _write(self, rollout: Rollout) -> Rollout:
+        """Journal a rollout with what it has spent by now."""
         now = clock.now()
-        spent_s, self._entered_at = now - self._entered_at, now
-        fetched_bytes = max(rollout.fetched_bytes, self._works.fetched_bytes)
-        return replace(rollout, spent_s=rollout.spent_s + spent_s, fetched_bytes=fetched_bytes)
-
-    async def _write(self, rollout: Rollout) -> None:
+        spent_s = rollout.spent_s + now - self._counted_at
+        spent = replace(rollout, spent_s=spent_s, fetched_bytes=max(rollout.fetched_bytes, self._works.fetched_bytes))
         try:
-            await blocking(self._journal.write, rollout)
+            await blocking(self._journal.write, spent)
         finally:  # whatever ended the wait, the journal is right
             self._rollout = self._journal.records[rollout.model]
+            if self._rollout is spent:  # what could not be written is still to be counted
+                self._counted_at = now
         self._noted_at = clock.now()
         self.changed()
+        return spent
 
     async def _outcome(self, rollout: Rollout) -> tuple[RolloutEvent, str]:
         """Do the state's work; the event that it ended with, and the reason."""

@@ -86,7 +86,9 @@ class RolloutSteps:
         self._fetcher: ArtefactFetcher | None = None
         self._new: Runner | None = None
         self._old: Runner | None = None
-        self._parked = False  # the old one was stopped to make room
+        self._must_park = False  # the memory is too little for both
+        self._parked = False  # the old one was stopped to make room, or is about to be
+        self._exits_seen = 0  # of the new one: those that the journal has
         self._times: dict[str, ComputeTimes] = {}  # of real requests to the generation that is committed, by model
         self._works: dict[RolloutWork, Callable[[Rollout], Awaitable[None]]] = {
             RolloutWork.PLAN: self._plan, RolloutWork.STAGE: self._stage, RolloutWork.GATE: self._gate,
@@ -162,7 +164,7 @@ class RolloutSteps:
     async def _gate(self, rollout: Rollout) -> None:
         beside, device = self._has_old(rollout), self._device()
         _not_now(preconditions.load_hindrance(rollout.plan, device, beside=beside))
-        self._parked = beside and not preconditions.fits_beside(rollout.plan, device)
+        self._must_park = beside and not preconditions.fits_beside(rollout.plan, device)
 
     async def _wait_for_better_times(self, advance: Advance, live: Live) -> None:
         while why := self._hindrance(live()):
@@ -194,9 +196,10 @@ class RolloutSteps:
         self._old = self._serving.routed(rollout.model)
         repository = Repository(self._store.repository(rollout.content))
         entry = await blocking(read_entry, repository, rollout.model, self._allowed)
-        if self._old is not None and self._parked:
+        if self._old is not None and self._must_park:
+            self._parked = True  # before it is: a parking that is cut short is no worker to go back to
             await self._serving.park(self._old)
-        self._new = await self._serving.start(entry, rollout.generation)
+        self._new, self._exits_seen = await self._serving.start(entry, rollout.generation), 0
 
     async def _probe(self, rollout: Rollout) -> None:
         golden, new = rollout.plan.probe.golden, self._new
@@ -218,13 +221,12 @@ class RolloutSteps:
         new, before = self._new, self._times.get(rollout.model)
         assert new is not None
         trial = self.trial = SoakTrial(rollout.plan.soak, before.p95_s if before else None)
-        seen = 0
         while True:
-            while seen < new.exits:
-                seen += 1
+            while self._exits_seen < new.exits:
                 if rollout.exits + 1 >= rollout.plan.soak.max_exits:
                     raise WorkerExited(new.last_exit)
                 rollout = await advance(RolloutEvent.WORKER_EXITED, new.last_exit)
+                self._exits_seen += 1  # only now: an exit that the journal could not take is still to be counted
             rollout = live()
             trial.rules = rollout.plan.soak
             trial.tick(clock.now(), linked=self._linked())
@@ -248,7 +250,12 @@ class RolloutSteps:
         if new is not None:
             await self._serving.stop(new)
         if self._parked:  # after it: the memory was too little for both
+            if old is not None:
+                await self._serving.park(old)  # where its parking was cut short
             await self._bring_back(rollout.model)
+            # Done once, also where the journal cannot record it: another try would start one more.
+            self._new = self._old = None
+            self._parked = False
 
     async def _bring_back(self, model: str) -> None:
         """Start the old runner again, which was stopped to make room."""
@@ -268,7 +275,7 @@ class RolloutSteps:
         """Clean up after a settled rollout, so that one generation of its model is left."""
         new, old, parked = self._new, self._old, self._parked
         self.trial = self._new = self._old = self._patience = self._fetcher = None
-        self._parked = False
+        self._parked = self._must_park = False
         if rollout.state is S.COMMITTED and new is not None:
             self._serving.route(new)
             self._times.pop(rollout.model, None)

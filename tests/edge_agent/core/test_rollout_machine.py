@@ -15,6 +15,7 @@ from edge_agent.core.rollout_machine import (
     S,
     after_restart,
     apply_event,
+    left_s,
     timeout_s,
 )
 from tests.tidegate.rollout.test_documents import plan
@@ -110,6 +111,13 @@ def test_every_state_but_the_soak_and_the_settled_has_a_timeout() -> None:
     assert timeout_s(replace(waiting, state=S.LOADING)) == 7.0
     unbounded = [state for state in UNSETTLED if timeout_s(replace(waiting, state=state)) == float("inf")]
     assert unbounded == [S.ACTIVE]
+
+
+def test_time_that_is_off_the_deadline_already_is_not_taken_off_it_again() -> None:
+    waiting = replace(ROLLOUT, plan=plan(net=Net(deadline_s=100.0), warmup=Warmup(3.0, 4.0)), spent_s=60.0)
+    for state in (S.PLANNED, S.DOWNLOADING, S.DEFERRED):
+        assert left_s(replace(waiting, state=state), in_state_s=70.0, unspent_s=10.0) == 30.0
+    assert left_s(replace(waiting, state=S.LOADING), in_state_s=6.0, unspent_s=1.0) == 1.0
 
 
 def test_failures_of_its_own_spend_the_contents_name_and_others_wishes_do_not() -> None:

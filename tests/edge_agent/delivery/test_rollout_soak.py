@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
@@ -15,13 +16,16 @@ import pytest
 from msgspec.structs import replace
 
 from edge_agent.app import EdgeApp
-from edge_agent.delivery import preconditions
+from edge_agent.core.rollout_machine import Rollout
+from edge_agent.delivery import deployer, preconditions, steps
 from edge_agent.delivery.deployment import Deployment
+from edge_agent.delivery.journal import DeploymentJournal
 from edge_agent.delivery.model_store import ModelStore
 from tests.support.edge.rollout_edge import AUTHOR, SCOPE, answer, ask, edge, report, settled
 from tests.support.edge.rollouts import ArtefactServer, Author, eventually, made
 from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.reported import RolloutState
+from tidegate.models.repository import RepositoryError
 from tidegate.rollout.plan import Soak
 from tidegate.rollout.signing import public_text
 
@@ -158,6 +162,62 @@ async def test_with_too_little_memory_it_waits_or_stops_the_old_one_first(
         assert await answer(app) == ("2", 15.0)
 
 
+async def test_a_rollback_that_the_journal_cannot_record_brings_the_old_generation_back_once(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preconditions, "free_memory_bytes", lambda: 1000)
+    failed = failing_journal(monkeypatch, lambda rollout, before: rollout.state is RolloutState.ROLLED_BACK, times=3)
+    async with edge(folder) as app:
+        bad = made("3", factor=7.0, wrong=1.0)
+        ask(app, server, 1, bad, ram_bytes=10_000, activate="stop_start", probe=bad.probe(atol=0.1))
+        found = await settled(app, 1)
+        assert (found.state, found.running, len(failed)) == (RolloutState.ROLLED_BACK, "1", 3)
+        assert app.deployment.serving.runners == (app.host.routed("double"),)
+        assert await answer(app) == ("1", 6.0)
+
+
+async def test_a_rollback_before_the_old_generation_was_stopped_leaves_it_as_it_is(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: Any) -> Any:
+        raise RepositoryError("it is gone")
+
+    monkeypatch.setattr(preconditions, "free_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(steps, "read_entry", unreadable)
+    async with edge(folder) as app:
+        before = app.host.routed("double")
+        ask(app, server, 1, made("2", factor=5.0), ram_bytes=10_000, activate="stop_start")
+        assert (await settled(app, 1)).reason == "load: it is gone"
+        assert app.deployment.serving.runners == (before,)
+        assert await answer(app) == ("1", 6.0)
+
+
+async def test_an_exit_that_the_journal_has_is_not_counted_again_when_the_soak_begins_anew(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = DeploymentJournal(folder / "state" / "rollout" / "journal.json")
+
+    def recorded() -> Rollout:
+        journal.open()
+        return journal.records["double"]
+
+    one = made("2", factor=5.0)
+    failed = failing_journal(monkeypatch, lambda rollout, before: rollout.revision == 2 != before, times=2)
+    async with edge(folder) as app:
+        ask(app, server, 1, one, soak=Soak(3600.0))
+        await eventually(in_state(app, RolloutState.ACTIVE), say=lambda: report(app))
+        _kill_newest_worker()
+        await eventually(lambda: recorded().exits == 1)
+        ask(app, server, 2, one, soak=Soak(0.0, min_requests=1))
+        await eventually(lambda: recorded().revision == 2)
+        runner = app.host.routed("double")
+        assert runner is not None
+        await eventually(lambda: runner.state == "ready")
+        assert await answer(app) == ("2", 15.0)
+        assert (await settled(app, 2)).state is RolloutState.COMMITTED
+        assert (len(failed), recorded().exits) == (2, 1)
+
+
 async def test_a_full_disk_and_a_paid_link_are_waited_out_and_the_deadline_ends_it(
     folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +272,28 @@ async def test_a_device_without_any_model_starts_and_gets_its_first_one(folder: 
         ask(app, server, 1, made("2", factor=5.0))
         assert (await settled(app, 1)).state is RolloutState.COMMITTED
         assert await answer(app) == ("2", 15.0)
+
+
+def failing_journal(
+    monkeypatch: pytest.MonkeyPatch, fails: Callable[[Rollout, int], bool], *, times: int
+) -> list[Rollout]:
+    """What the journal could not write: the first `times` rollouts of which `fails`, with the revision before, says so.
+
+    The deployer rests for a moment only.
+    """
+    failed: list[Rollout] = []
+    write = DeploymentJournal.write
+
+    def failing(journal: DeploymentJournal, rollout: Rollout) -> None:
+        before = journal.records.get(rollout.model)
+        if len(failed) < times and fails(rollout, before.revision if before else 0):
+            failed.append(rollout)
+            raise OSError(errno.EROFS, "Read-only file system")
+        write(journal, rollout)
+
+    monkeypatch.setattr(DeploymentJournal, "write", failing)
+    monkeypatch.setattr(deployer, "REST_S", 0.02)
+    return failed
 
 
 def _accepted(app: EdgeApp) -> int:

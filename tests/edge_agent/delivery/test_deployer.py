@@ -1,0 +1,84 @@
+"""The deployer's own clock: real files and steps, on virtual time, where nothing is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from edge_agent.core.edge_queue import EdgeQueue
+from edge_agent.delivery.deployer import Deployer
+from edge_agent.delivery.documents import TrustedDocuments
+from edge_agent.delivery.journal import DeploymentJournal
+from edge_agent.delivery.model_store import ModelStore
+from edge_agent.delivery.preconditions import DeviceResources
+from edge_agent.delivery.steps import RolloutSteps
+from edge_agent.serving.host import EdgeHost
+from edge_agent.serving.runner_set import RunnerSet
+from edge_agent.serving.scheduler import EdgeScheduler
+from tests.support.edge.rollout_edge import AUTHOR, SCOPE
+from tests.support.edge.rollouts import made
+from tests.support.loop import on_virtual_time
+from tidegate import clock
+from tidegate.fleet.conditions import DeviceConditions
+from tidegate.fleet.reported import RolloutState
+from tidegate.rollout.plan import Net
+from tidegate.security.attestation.keys import read_allowed
+
+
+class AtOnce(ThreadPoolExecutor):
+    """Does disk work on the spot, since virtual time does not wait for a thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+def no_runner(*_: Any) -> Any:
+    raise AssertionError("nothing is loaded in these tests")
+
+
+@asynccontextmanager
+async def on_a_paid_link(folder: Path) -> AsyncIterator[Deployer]:
+    asyncio.get_running_loop().set_default_executor(AtOnce())
+    store = ModelStore(folder / "rollout")
+    async with EdgeScheduler(EdgeQueue(max_size=1)) as scheduler:
+        host = EdgeHost("kiosk-1", [], scheduler, epoch=lambda: 1)
+        async with RunnerSet(host, no_runner) as serving:
+            works = RolloutSteps(
+                store,
+                serving,
+                statics={},
+                allowed_engines=("onnx",),
+                device=lambda: DeviceResources(DeviceConditions(metered=True), None, 1 << 40, 1 << 40),
+                linked=lambda: True,
+                draw=lambda: 0.5,
+                on_change=lambda: None,
+            )
+            keys = read_allowed(AUTHOR.trust_file(folder / "trusted"), what="keys")
+            documents = TrustedDocuments(store.root, scopes=(SCOPE,), pinned=keys)
+            journal = DeploymentJournal(store.root / "journal.json")
+            async with Deployer(store, journal, documents, works, routed=serving.routed) as deployer:
+                yield deployer
+
+
+@on_virtual_time
+async def test_a_rollout_that_waits_is_given_up_at_its_deadline_and_not_before(tmp_path: Path) -> None:
+    plan = made("2").plan(net=Net(deadline_s=7200.0))
+    async with on_a_paid_link(tmp_path) as deployer:
+        deployer.take(SCOPE, AUTHOR.message(1, plan, urls=["http://artefacts.invalid"]))
+        began_at = clock.now()
+        await clock.sleep(7000.0)
+        assert [found.state for found in deployer.rollouts.models] == [RolloutState.DEFERRED]
+        while deployer.busy:
+            await clock.sleep(10.0)
+        assert 7190.0 <= clock.now() - began_at <= 7220.0
+        (found,) = deployer.rollouts.models
+        assert found.reason.startswith("timeout: deferred took longer than it may, last: metered")
