@@ -120,14 +120,19 @@ class PoolModelControl:
         publish_token(self._token, address, self._config.operator_token_file)
 
     async def __aenter__(self) -> Self:
-        """Load what is to be there from the start. Raises StartError and RepositoryError."""
+        """Load what is to be there from the start: each of `models`, or what of the repository is right.
+
+        Raises StartError and RepositoryError.
+        """
         assert self._loader is not None and self._control is not None, "serve a host first"
         async with self._stack:
             self._stack.callback(self._token.withdraw)
             await self._stack.enter_async_context(self.residents)
             if self._on_demand is not None:
                 await self._stack.enter_async_context(self._on_demand)
-            for name in self._at_start():
+            if self._config.models is None:
+                await self._control.begin()
+            for name in self._config.models or ():
                 await self._loader.load(name)
             await self._stack.enter_async_context(self._control)
             self._stack = self._stack.pop_all()
@@ -143,13 +148,6 @@ class PoolModelControl:
         for name in config.models or ():
             if ":" in name:
                 raise StartError(f"key 'models': {name!r} names a version; model_control serves the highest of a name")
-
-    def _at_start(self) -> Sequence[str]:
-        config = self._config
-        if config.models is not None:
-            return config.models
-        found = Repository(config.model_repository).manifests()
-        return sorted({one.name for one in found if one.variants_for("pool")})
 
     def _wanted(self, name: str) -> bool:
         """`models` is what is there from the start; with a followed folder it is all that may be there."""

@@ -233,6 +233,19 @@ async def test_a_start_is_refused_with_what_cannot_be(root: Path, tmp_path: Path
                 raise AssertionError("it started")
 
 
+async def test_a_pool_starts_without_its_wrong_models_and_says_why(root: Path, tmp_path: Path) -> None:
+    (put(root, "broken") / TEXT.variants[0].artefact).write_bytes(b"cut off")
+    (root / "two" / "1" / "model.yaml").write_text("name: [")
+    async with pool(root, tmp_path) as app, triton.InferenceServerClient(app.address) as client:
+        states = await index(client)
+        assert states["one:1"] == ("READY", "")
+        assert "has 7 bytes" in states["broken:1"][1] and "is not valid YAML" in states["two:"][1]
+    shutil.rmtree(root / "one")
+    with pytest.raises(StartError, match=r"no model of .* could be loaded:\nbroken: [^\n]*has 7 bytes.*\ntwo: "):
+        async with pool(root, tmp_path):
+            raise AssertionError("it started")
+
+
 async def test_the_token_is_found_by_the_port(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     async with pool(root, tmp_path, operator_token_file=None, models=()) as app:

@@ -32,7 +32,7 @@ from tidegate.models.digest import sha256_of
 from tidegate.models.fallback_model import fallback_problems
 from tidegate.models.manifest import Manifest, Text, Variant
 from tidegate.models.split_halves import halves_problems
-from tidegate.models.validate import problems
+from tidegate.models.validate import name_problem, problems
 from tidegate.outcome import ModelNotFound
 from tidegate.storage.atomic_file import write_atomically
 
@@ -40,6 +40,8 @@ MANIFEST_FILE = "model.yaml"
 MAX_MANIFEST_BYTES = 1024 * 1024
 MAX_TOKENIZER_BYTES = 128 * 1024 * 1024  # the largest in use, of multilingual models, have under 40 MB
 _MAX_DEPTH = 32
+# Of an integer: what a float holds. Python spells none of more than 4300 digits, not in an error either.
+_MOST_BITS = 1024
 _MAX_SHOWN = 200  # characters of a value in an error
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?$", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
@@ -65,8 +67,8 @@ class Repository:
     def manifests(self) -> tuple[Manifest, ...]:
         """Every model version, by name and then from the lowest version to the highest. Raises RepositoryError."""
         if self._manifests is None:
-            folders = _version_folders(self.root)
-            found = (load_manifest(one) for one in folders if self._only is None or one.parent.name in self._only)
+            models = [one for one in _model_folders(self.root) if self._only is None or one.name in self._only]
+            found = (load_manifest(folder) for model in models for folder in _version_folders(model))
             self._manifests = tuple(sorted(found, key=lambda manifest: (manifest.name, version_key(manifest.version))))
             if wrong := [*fallback_problems(self._manifests), *halves_problems(self._manifests)]:
                 self._manifests = None
@@ -140,7 +142,12 @@ class ReadManifests:
         """
         found: dict[str, list[Manifest]] = {}
         problems: dict[str, str] = {}
-        folders = _version_folders(self._root)
+        folders = list[Path]()
+        for entry in _model_folders(self._root):
+            try:
+                folders += _version_folders(entry)
+            except RepositoryError as error:
+                problems[entry.name] = str(error)
         self._read = {folder: self._read_again(folder) for folder in folders}
         for folder, (_, manifest) in self._read.items():
             if isinstance(manifest, str):
@@ -272,15 +279,30 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts)
 
 
-def _version_folders(root: Path) -> list[Path]:
+def _model_folders(root: Path) -> list[Path]:
+    """Raises RepositoryError where the root cannot be read."""
     try:
-        models = [entry for entry in sorted(root.iterdir()) if _is_visible_folder(entry)]
-        return [entry for model in models for entry in sorted(model.iterdir()) if _is_visible_folder(entry)]
+        return sorted(root.iterdir())
     except OSError as error:
         raise RepositoryError(
             f"{error.filename}: cannot read the model repository: {error.strerror}; "
             "`tidegate model build all --repository DIR` makes one with the demo models"
         ) from error
+
+
+def _version_folders(entry: Path) -> list[Path]:
+    """Those of one entry of the root, none of one that is no model. Raises RepositoryError where it cannot be read."""
+    is_name = name_problem(entry.name) is None
+    try:
+        if not _is_visible_folder(entry):
+            return []
+        versions = [version for version in sorted(entry.iterdir()) if _is_visible_folder(version)]
+        # The root of a mounted volume has `lost+found`. Of a model under a wrong name its author hears all the same.
+        return versions if is_name else [version for version in versions if (version / MANIFEST_FILE).exists()]
+    except OSError as error:
+        if not is_name:
+            return []
+        raise RepositoryError(f"{error.filename}: cannot read the model's folder: {error.strerror}") from error
 
 
 def _is_visible_folder(entry: Path) -> bool:
@@ -404,6 +426,14 @@ class _StrictLoader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, "a text that is no Unicode", node.start_mark)
         return value
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        value: int = super().construct_yaml_int(node)  # type: ignore[no-untyped-call]
+        if value.bit_length() > _MOST_BITS:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"an integer of {value.bit_length()} bits", node.start_mark
+            )
+        return value
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
         for key_node, _ in node.value:
@@ -414,3 +444,6 @@ class _StrictLoader(yaml.SafeLoader):
                 )
             seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+_StrictLoader.add_constructor("tag:yaml.org,2002:int", _StrictLoader.construct_yaml_int)

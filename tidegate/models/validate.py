@@ -13,7 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite
-from typing import Final, get_args
+from typing import Any, Final, get_args
+
+import msgspec
 
 from tidegate.models.generative import generation_cost_problems, generative_problems
 from tidegate.models.manifest import (
@@ -39,6 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _GENERATING: tuple[EngineName, ...] = ("onnxruntime-genai", "transformers")
 _COMPILED: tuple[EngineName, ...] = ("torch-export",)
 MOST_WARMUP: Final = 64
+LARGEST_INTEGER: Final = 2**53  # up to which a float is exact: limits are compared with costs and predicted memory
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _INTEGER_RANGE = {
     Datatype.UINT8: (0, 2**8 - 1), Datatype.UINT16: (0, 2**16 - 1), Datatype.UINT32: (0, 2**32 - 1),
@@ -49,6 +52,8 @@ _INTEGER_RANGE = {
 
 def problems(manifest: Manifest) -> tuple[str, ...]:
     """Everything that is wrong with `manifest`, as `key: what is wrong with which value`; empty when it is valid."""
+    if too_large := tuple(_integers("", manifest)):
+        return too_large  # alone: nothing else may calculate with them, or spell them
     artefacts = manifest.of_model  # what batches, packing and limits are about
     return (
         *_names(manifest),
@@ -66,6 +71,22 @@ def problems(manifest: Manifest) -> tuple[str, ...]:
         *_warmup(manifest),
         *_split(manifest),
     )
+
+
+def _integers(key: str, value: Any) -> Iterator[str]:
+    """The integers of a manifest that are too large, whatever they count. Bounds are floats, however spelled."""
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        yield f"{key}: an integer of {value.bit_length()} bits; at most 2^53 ({LARGEST_INTEGER}) is possible"
+    elif isinstance(value, list | tuple):
+        for index, entry in enumerate(value):
+            yield from _integers(f"{key}[{index}]", entry)
+    elif isinstance(value, dict):
+        for name, entry in value.items():
+            yield from _integers(key, name)
+            yield from _integers(f"{key}.{name}", entry)
+    elif isinstance(value, msgspec.Struct) and not isinstance(value, Bounds):
+        for field, name in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True):
+            yield from _integers(f"{key}.{name}".lstrip("."), getattr(value, field))
 
 
 def _pipeline(manifest: Manifest) -> Iterator[str]:

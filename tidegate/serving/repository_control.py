@@ -11,6 +11,8 @@ The names are Triton's. How a model comes and goes is its process's business (`M
 * A change goes on where its caller leaves: half a load is no state that a server should stay in.
 * A load that fails changes nothing: what served before serves on, and the index has the reason.
 * What is the same as what is served (manifest, sizes and times of its files) is not loaded again.
+* At the start all that the repository has is loaded, as if it had just come there (`begin`): a model that is wrong is
+  not served then either, and a process of which none is right does not start.
 * A followed folder that cannot be read at all is no empty one: a share that is not mounted takes no model away. A model
   that cannot be read or loaded is tried again when its files have changed.
 
@@ -30,7 +32,7 @@ from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import ReadManifests, RepositoryError
 from tidegate.oip.repository.model_control import ModelStatus, Statuses
-from tidegate.outcome import InvalidRequest, ModelNotFound, NotSupported, ServeError
+from tidegate.outcome import InternalError, InvalidRequest, ModelNotFound, NotSupported, ServeError
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
 
@@ -119,6 +121,20 @@ class RepositoryControl:
     async def __aexit__(self, *_: object) -> None:
         await cancel_and_wait(*([self._polling] if self._polling else []), *self._changes)
 
+    async def begin(self) -> None:
+        """Load all that the repository has, before the first request: what is wrong with one keeps no other away.
+
+        Raises:
+            RepositoryError: the folder cannot be read.
+            StartError: it has models, and none of them could be loaded.
+        """
+        await self.poll()
+        for name, reason in self._failed.items():
+            log.error("a model is not served", model=name, reason=reason)
+        if self._failed and not self._loader.served():
+            reasons = "".join(f"\n{name}: {reason}" for name, reason in sorted(self._failed.items()))
+            raise StartError(f"no model of {self._root} could be loaded:{reasons}")
+
     async def load(self, name: str) -> None:
         self._check_mode()
         await self._change(name, self._load(name))
@@ -175,6 +191,10 @@ class RepositoryControl:
             if isinstance(error, ServeError):
                 raise
             raise InvalidRequest(f"model {name!r} could not be loaded: {words}") from error
+        except Exception as error:  # a defect at one model must not keep the others away
+            self._failed[name] = words = f"{type(error).__name__}: {error}"
+            log.exception("a model could not be loaded, by a defect", model=name, version=found.manifest.version)
+            raise InternalError(f"model {name!r} could not be loaded: {words}") from error
         finally:
             self._under_way.pop(name, None)
         self._failed.pop(name, None)

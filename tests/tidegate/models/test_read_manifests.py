@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 
 from tests.cloud_pool.models import TEXT
 from tidegate.models import repository
-from tidegate.models.repository import ReadManifests, RepositoryError, save_manifest
+from tidegate.models.repository import ReadManifests, Repository, RepositoryError, save_manifest
 
 
 def put(root: Path, name: str, version: str = "1", **more: object) -> Path:
@@ -57,3 +58,36 @@ def test_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest
 def test_a_root_that_cannot_be_read_is_no_empty_one(tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match="cannot read the model repository"):
         ReadManifests(tmp_path / "missing").look()
+
+
+def test_a_folder_that_cannot_be_read_hides_no_other_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def iterdir(folder: Path) -> Iterator[Path]:
+        if folder.name in {"locked", "lost+found"}:
+            raise PermissionError(13, "Permission denied", str(folder))
+        return real(folder)
+
+    for name in ("a", "locked", "z"):
+        put(tmp_path, name)
+    (tmp_path / "lost+found").mkdir()  # of a mounted volume: its owner's alone
+    real = Path.iterdir
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    found, problems = ReadManifests(tmp_path).look()
+    assert found.keys() == {"a", "z"}
+    assert problems.keys() == {"locked"} and "Permission denied" in problems["locked"]
+    assert [one.name for one in Repository(tmp_path, only=("a",)).manifests()] == ["a"]
+    with pytest.raises(RepositoryError, match="locked: cannot read the model's folder"):
+        Repository(tmp_path).manifests()
+
+
+def test_a_folder_whose_name_is_no_model_name_is_none_unless_it_has_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "lost+found" / "recovered").mkdir(parents=True)
+    (tmp_path / "my model" / "1").mkdir(parents=True)
+    (tmp_path / "my model" / "1" / "model.yaml").write_text("name: [")
+    assert ReadManifests(tmp_path).look()[1].keys() == {"my model"}
+
+
+@pytest.mark.parametrize("digits", [20, 400, 5000])
+def test_an_integer_that_is_too_large_is_named_whatever_its_length(tmp_path: Path, digits: int) -> None:
+    path = put(tmp_path, "one")
+    path.write_text(path.read_text() + f"max_batch_size: 0x{'f' * digits}\n")
+    assert f"an integer of {4 * digits} bits" in ReadManifests(tmp_path).look()[1]["one"]

@@ -83,6 +83,10 @@ def test_a_manifest_without_text_limits_or_quality_is_right_too() -> None:
         (changed(inputs=(IDS, MASK, IDS)), "inputs.name:", "'ids' is there twice"),
         (with_ids(shape=("batch", "sequenze")), "inputs[0] (ids).shape:", "'sequenze' is not a declared axis"),
         (with_ids(shape=(-1, "sequence")), "inputs[0] (ids).shape:", "-1 is not a length"),
+        (with_ids(shape=("batch", 10**30)), "inputs[0].shape[1]:", "100 bits; at most 2^53"),
+        (changed(batching=Batching(max_work=10**400)), "batching.max_work:", "1329 bits"),
+        (changed(axes={**MANIFEST.axes, "batch": Axis(-(2**54), 2)}), "axes.batch.min:", "55 bits"),
+        (levels(2**60), "batching.priority_queue_policy:", "61 bits"),
         (with_ids(bounds=Bounds(2, 1)), "inputs[0] (ids).bounds:", "min 2 and max 1"),
         (with_ids(bounds=Bounds(0, float("inf"))), "inputs[0] (ids).bounds:", "max inf"),
         (
