@@ -1,0 +1,90 @@
+"""Repository control: what is wrong with one model keeps no other away, and the index has the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.cloud_pool.models import TEXT
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import save_manifest
+from tidegate.outcome import InternalError
+from tidegate.runtime.process import StartError
+from tidegate.serving.repository_control import ControlMode, RepositoryControl
+
+
+class LoaderOfSome:
+    """Serves what it is told to, but for the models that it is to fail on."""
+
+    def __init__(self, failures: Mapping[str, Exception]) -> None:
+        self.failures = failures
+        self.asked: list[str] = []
+        self.serves: dict[str, Manifest] = {}
+
+    def takes(self, manifest: Manifest) -> bool:
+        return True
+
+    def served(self) -> Mapping[str, Manifest]:
+        return self.serves
+
+    async def load(self, name: str) -> None:
+        self.asked.append(name)
+        if name in self.failures:
+            raise self.failures[name]
+        self.serves[name] = msgspec.structs.replace(TEXT, name=name)
+
+    async def restore(self, name: str) -> bool:
+        return False
+
+    async def unload(self, name: str) -> None:
+        del self.serves[name]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name in ("a", "b", "c"):
+        save_manifest(tmp_path / name / TEXT.version, msgspec.structs.replace(TEXT, name=name))
+    return tmp_path
+
+
+def control(root: Path, loader: LoaderOfSome, mode: ControlMode = "poll") -> RepositoryControl:
+    return RepositoryControl("pool/p", root, loader, mode=mode)
+
+
+async def test_a_model_that_fails_by_a_defect_is_tried_once_and_those_after_it_are_loaded(root: Path) -> None:
+    loader = LoaderOfSome({"a": OverflowError("int too large to convert to float")})
+    followed = control(root, loader)
+    await followed.poll()
+    await followed.poll()
+    assert loader.asked == ["a", "b", "c"]
+    (status,) = (await followed.statuses()).values()
+    assert (status.state, status.reason) == ("UNAVAILABLE", "OverflowError: int too large to convert to float")
+
+
+async def test_a_defect_of_a_load_is_an_internal_error_with_its_words(root: Path) -> None:
+    with pytest.raises(InternalError, match="model 'a' could not be loaded: ZeroDivisionError: x"):
+        await control(root, LoaderOfSome({"a": ZeroDivisionError("x")}), "explicit").load("a")
+
+
+async def test_at_the_start_one_wrong_model_keeps_no_other_away(root: Path) -> None:
+    loader = LoaderOfSome({"a": StartError("too large")})
+    (root / "b" / TEXT.version / "model.yaml").write_text("name: [")
+    begun = control(root, loader, "explicit")
+    await begun.begin()
+    async with begun:
+        assert set(loader.served()) == {"c"}
+        reasons = {name: status.reason for (name, _), status in (await begun.statuses()).items()}
+        assert reasons["a"] == "too large" and "is not valid YAML" in reasons["b"]
+
+
+async def test_a_start_at_which_no_model_is_right_fails_with_all_reasons(root: Path) -> None:
+    failing = LoaderOfSome({name: StartError(f"no {name}") for name in ("a", "b", "c")})
+    with pytest.raises(StartError, match=r"could be loaded:\na: no a\nb: no b\nc: no c"):
+        await control(root, failing).begin()
+
+
+async def test_an_empty_repository_is_a_start_without_models(tmp_path: Path) -> None:
+    await control(tmp_path, LoaderOfSome({})).begin()
