@@ -33,6 +33,7 @@ from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.ports import try_listen
 from tidegate.runtime.process import StartError
 from tidegate.servers.address import format_address
+from tidegate.workers.exit_status import describe_exit
 
 KILL_AFTER_S: Final = 5.0  # beyond its drain
 STEADY_S: Final = 60.0  # one that served so long begins with short pauses again
@@ -205,10 +206,9 @@ class PoolServer:
 
     @staticmethod
     def _how(process: asyncio.subprocess.Process) -> str:
-        code = process.returncode
-        if code is not None and code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+        if process.returncode is None:
+            return "runs"
+        return describe_exit(process.returncode, exited="ended with exit code", killed="was ended by")
 
     def __repr__(self) -> str:
         return f"<PoolServer {self.name} {self.pid}>"

@@ -18,6 +18,7 @@ from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError, loa
 from simulator.scenarios.what_if import with_link, with_more_devices
 from simulator.sweep import knee, sweep
 from tidegate.runtime.duration import Duration
+from tidegate.runtime.finite_range import FiniteRange
 from tidegate.runtime.suggestion import did_you_mean
 
 PNG = click.Path(dir_okay=False, path_type=Path)
@@ -57,8 +58,8 @@ Examples:
 @click.option(
     "--seconds", type=Duration(bare="s", min_s=0.1), default=None, help="Simulated time; else the scenario's."
 )
-@click.option("--jitter", type=click.FloatRange(min=0.0), default=None, help="All jitter so many times as large.")
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), default=None, help="Requests a second.")
+@click.option("--jitter", type=FiniteRange(min=0.0), default=None, help="All jitter so many times as large.")
+@click.option("--rate", type=FiniteRange(min=0, min_open=True), default=None, help="Requests a second.")
 @click.option("--more-devices", metavar="[GROUP=]COUNT", default=None, help="So many devices more.")
 @click.option(
     "--link",

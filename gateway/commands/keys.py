@@ -26,6 +26,7 @@ from tidegate.oip.tenant import RULE, is_tenant
 from tidegate.placement_pin import PINS
 from tidegate.priority import LAST_LEVEL
 from tidegate.runtime.duration import Duration
+from tidegate.runtime.finite_range import FiniteRange
 from tidegate.runtime.owner_option import check_readable, owner_option
 from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.storage import audit_log
@@ -88,11 +89,11 @@ _key_as_json = click.option("--json", "as_json", is_flag=True, help="The key wit
     "--right", "rights", multiple=True, type=click.Choice(RIGHTS), default=("infer",), show_default=True,
     help="What it may do; may be repeated.",
 )  # fmt: skip
-@click.option("--requests-per-s", type=click.FloatRange(0, min_open=True), help="Its own limit, within its tenant's.")
-@click.option("--tokens-per-s", type=click.FloatRange(0, min_open=True), help="Tokens of generations, in and out.")
-@click.option("--bytes-per-s", type=click.FloatRange(0, min_open=True), help="Bytes of tensors, both ways together.")
-@click.option("--pool-s-per-s", type=click.FloatRange(0), help="Seconds of pool compute a second.")
-@click.option("--edge-s-per-s", type=click.FloatRange(0), help="Seconds of edge compute a second.")
+@click.option("--requests-per-s", type=FiniteRange(0, min_open=True), help="Its own limit, within its tenant's.")
+@click.option("--tokens-per-s", type=FiniteRange(0, min_open=True), help="Tokens of generations, in and out.")
+@click.option("--bytes-per-s", type=FiniteRange(0, min_open=True), help="Bytes of tensors, both ways together.")
+@click.option("--pool-s-per-s", type=FiniteRange(0), help="Seconds of pool compute a second.")
+@click.option("--edge-s-per-s", type=FiniteRange(0), help="Seconds of edge compute a second.")
 @click.option("--max-in-flight", type=click.IntRange(1), help="Its requests in flight at once.")
 @click.option("--note", default="", help="A note on its owner; shown in lists.")
 @owner_option("the file's own, for a new one who runs this")

@@ -6,8 +6,9 @@ import io
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import IO, Final
 
@@ -74,7 +75,7 @@ def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str
     more devices or another link.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-record-")))
+        folder = stack.enter_context(_folder_beside(output))
         files: dict[type, IO[bytes]] = {
             kind: stack.enter_context(open(folder / name, "wb")) for kind, name in MEMBERS.items()
         }
@@ -90,6 +91,19 @@ def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str
     _print_summary(output, recording)
 
 
+@contextmanager
+def _folder_beside(output: Path) -> Iterator[Path]:
+    """A folder for what comes, on the file system that is to take it: what cannot be written is told at once."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
+    except OSError as error:
+        raise click.ClickException(
+            f"-o {output}: nothing can be written to {output.parent}: {error.strerror}"
+        ) from error
+    with folder:
+        yield Path(folder.name)
+
+
 class _RecordingFiles:
     """Writes each line into the file of its kind, up to a number of requests and bytes. Mutable: the counts."""
 
@@ -98,14 +112,24 @@ class _RecordingFiles:
         self.in_time = 0
         self.end: RecordedEnd | None = None
         self.enough = ""  # why it stopped by itself
+        self.cut = ""  # why the stream ended early
         self._files = files
         self._most = most
         self._most_bytes = most_bytes
 
     def take(self, lines: Iterable[bytes]) -> None:
+        try:
+            self._take(lines)
+        except (OSError, HTTPException) as error:
+            self.cut = str(error) or type(error).__name__
+
+    def _take(self, lines: Iterable[bytes]) -> None:
         decode = msgspec.json.Decoder(AnyRecordedLine).decode
         taken = 0
         for raw in lines:
+            if not raw.endswith(b"\n"):
+                self.cut = "a line was cut off"
+                return
             taken += len(raw)
             if taken > self._most_bytes:
                 self.enough = f"stopped at {self._most_bytes // 10**6} MB (--max-mb)"
@@ -124,7 +148,8 @@ class _RecordingFiles:
 
 
 def _pack(output: Path, folder: Path, end: RecordedEnd | None) -> None:
-    with tarfile.open(output, "w:gz") as tar:
+    packed = folder / "packed"
+    with tarfile.open(packed, "w:gz") as tar:
         about = tarfile.TarInfo("README")
         about.size = len(_ABOUT.encode())
         tar.addfile(about, io.BytesIO(_ABOUT.encode()))
@@ -135,6 +160,7 @@ def _pack(output: Path, folder: Path, end: RecordedEnd | None) -> None:
             last = tarfile.TarInfo("end.jsonl")
             last.size = len(encoded)
             tar.addfile(last, io.BytesIO(encoded))
+    packed.replace(output)
 
 
 def _print_summary(output: Path, recording: _RecordingFiles) -> None:
@@ -143,7 +169,8 @@ def _print_summary(output: Path, recording: _RecordingFiles) -> None:
     if recording.enough:
         click.echo(recording.enough, err=True)
     elif recording.end is None:
-        click.echo("the stream ended early: the file holds what was received until then", err=True)
+        why = f" ({recording.cut})" if recording.cut else ""
+        click.echo(f"the stream ended early{why}: the file holds what was received until then", err=True)
     elif recording.end.lost:
         click.echo(f"{recording.end.lost} lines were lost because they were not taken fast enough", err=True)
     if not recording.requests:

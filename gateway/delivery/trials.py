@@ -396,5 +396,8 @@ def _read(file: Path) -> TrafficSplits:
 
 
 def _write(file: Path, splits: TrafficSplits) -> None:
+    encoded = msgspec.json.encode(splits)
+    if len(encoded) > MAX_FILE_BYTES:
+        raise InvalidSplit(f"all splits together take {len(encoded)} bytes: at most {MAX_FILE_BYTES} can be kept")
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, msgspec.json.encode(splits), mode=0o600)
+    write_atomically(file, encoded, mode=0o600)

@@ -43,6 +43,8 @@ class TokenVerifier:
         """Return the identity of a token. Raises UnprovedCredential."""
         if len(token) > MOST_CHARACTERS:
             raise UnprovedCredential("the token is too long", "malformed")
+        if not token.isascii():  # bytes that are no text come as surrogates, which cannot be encoded
+            raise UnprovedCredential("this is no token", "malformed")
         digest = blake2b(token.encode(), digest_size=32).digest()
         known = self._known.get(digest)
         if known is None:

@@ -29,13 +29,14 @@ def admit(
             asked = AdmissionRequest(
                 call.tenant, call.priority, lambda: fingerprint(call.request), lambda: share_of(call.request)
             )
+            quota = admission.tenants.of(call.tenant)
             refusal = admission.enter(asked, entered_at)
             if refusal is not None:
                 raise refusal
             try:
                 return await inner(call)
             finally:
-                admission.leave(call.tenant, now() - entered_at)
+                admission.leave(quota, now() - entered_at)
 
         return service
 

@@ -32,7 +32,7 @@ def log_level_routes(levels: Levels = LEVELS) -> list[web.RouteDef]:
         return web.json_response(_levels_json(levels))
 
     async def change(request: web.Request) -> web.Response:
-        body = await request.content.read(_MOST_BYTES + 1)
+        body = await request.read()
         try:
             if len(body) > _MOST_BYTES:
                 raise ValueError(f"more than {_MOST_BYTES} bytes")

@@ -34,7 +34,9 @@ def trial_routes(trials: Trials) -> list[web.RouteDef]:
         return web.json_response({"models": [model_versions(trials, name) for name in names]})
 
     async def begin(request: web.Request) -> web.Response:
-        model, raw = request.match_info["model"], await request.content.read(_MAX_BODY_BYTES)
+        model, raw = request.match_info["model"], await request.read()
+        if len(raw) > _MAX_BODY_BYTES:
+            raise web.HTTPRequestEntityTooLarge(_MAX_BODY_BYTES, len(raw))
         try:
             await trials.begin(model, msgspec.json.decode(raw, type=SplitRequest))
         except (msgspec.MsgspecError, UnicodeDecodeError, InvalidSplit, ModelNotFound) as error:

@@ -25,6 +25,7 @@ from gateway.workers.messages import CannotStart, FromParent, FromProcess, Leave
 from gateway.workers.process_part import member_name
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
+from tidegate.workers.exit_status import describe_exit
 
 KILL_AFTER_S: Final = 5.0  # beyond its drain
 log = structlog.get_logger(__name__)
@@ -77,9 +78,8 @@ class GatewayProcess:
         code = self._process.returncode if self._process is not None else None
         if code is None:
             return "runs"
-        if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}" + (f": {self.why_not}" if self.why_not else "")
+        how = describe_exit(code, exited="ended with exit code", killed="was ended by")
+        return how + (f": {self.why_not}" if self.why_not and code >= 0 else "")
 
     async def start(self) -> Self:
         """Begin. Where the system gives no process (no memory, too many of them), it is over, and `how` says why."""

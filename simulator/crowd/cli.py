@@ -19,6 +19,7 @@ from tidegate import clock
 from tidegate.fleet.topics import DEFAULT_FLEET
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.runtime.duration import Duration
+from tidegate.runtime.finite_range import FiniteRange
 from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.tools.delivery.cli import abort, pause, resume, rollback
 from tidegate.tools.delivery.configure import configuration, configure
@@ -66,10 +67,10 @@ Examples:
     "--ramp", type=Duration(bare="s"), default="10s", show_default=True, help="Time over which they first arrive."
 )
 @click.option(
-    "--churn", type=click.FloatRange(0, 600), default=0.0, show_default=True, help="Percent that leave in a minute."
+    "--churn", type=FiniteRange(0, 600), default=0.0, show_default=True, help="Percent that leave in a minute."
 )
 @click.option(
-    "--crashes", type=click.FloatRange(0, 100), default=50.0, show_default=True, help="Percent of them by power cut."
+    "--crashes", type=FiniteRange(0, 100), default=50.0, show_default=True, help="Percent of them by power cut."
 )
 @click.option("--for", "seconds", type=Duration(bare="s", min_s=0.1), default=None, help="How long; else until Ctrl-C.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of when which device comes and goes.")

@@ -441,7 +441,8 @@ class SimulatedExecution:
     def _close(self, now: float) -> None:
         gateway = self._gateway
         if not self._is_half:
-            gateway.router.door.leave(self._request.kind.tenant, now - self._started_at)
+            door = gateway.router.door
+            door.leave(door.tenants.of(self._request.kind.tenant), now - self._started_at)
         if self._timer is not None:
             gateway.events.cancel(self._timer)
             self._timer = None

@@ -36,6 +36,19 @@ _BY_STATUS: Final[Mapping[int, type[ServeError]]] = {
 _SHOWN_CHARACTERS: Final = 300
 
 
+class NoConnection(Unreachable):
+    """The server was not reached: nothing was sent."""
+
+
+def may_have_been_done(error: ServeError) -> bool:
+    """Whether a request that ended so may have had its effect all the same.
+
+    A connection may have broken behind it, a gateway have lost its target in the middle (`unreachable`), and a proxy
+    its server, which it tells by a 502 or 503 of its own.
+    """
+    return error.attempted or (isinstance(error, Unreachable) and not isinstance(error, NoConnection))
+
+
 def error_from_http(status: int, headers: Mapping[str, str], body: bytes) -> ServeError:
     """The error of an answer that is none: any status but 200, and 202, with which a device promises one."""
     message = _message(status, body)
@@ -47,6 +60,7 @@ def error_from_http(status: int, headers: Mapping[str, str], body: bytes) -> Ser
         error = error_from_code(code, message, retry_after_s=wait_s)
     else:
         error = _BY_STATUS.get(status, BadAnswer)(message, retry_after_s=wait_s)
+        error.attempted = status >= 500  # for all that is known
     error.request_id = headers.get(REQUEST_ID_KEY, "")
     return error
 

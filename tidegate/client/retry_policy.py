@@ -5,7 +5,8 @@ crowd that was refused together does not come back together. Without a word the 
 jitter. No try begins that its budget could not pay for, and the caller's own faults are never tried again.
 
 How it can be wrong: a connection that broke behind the request may have been answered all the same. Inference has no
-effects beside its cost, but a step of a sequence has: such calls are not tried again once they may have arrived.
+effects beside its cost, but a step of a sequence has, and so has a request that a device is to keep: such calls are not
+tried again once they may have been done (`refusals.may_have_been_done`).
 
 Source: Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
 """

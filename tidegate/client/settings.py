@@ -13,9 +13,10 @@ from tidegate import clock
 from tidegate.client.budget import CallBudget
 from tidegate.client.exchange import Exchange
 from tidegate.client.options import CallOptions, option_headers
-from tidegate.client.refusals import error_from_http
+from tidegate.client.refusals import NoConnection, error_from_http, may_have_been_done
 from tidegate.client.retry_policy import RetryPolicy
-from tidegate.outcome import BadAnswer, DeadlineExceeded, Disconnected, ServeError, Unreachable
+from tidegate.oip.request_constraints import DEFER_KEY
+from tidegate.outcome import BadAnswer, DeadlineExceeded, Disconnected, ServeError
 
 MAX_ANSWER_BYTES: Final = 512 << 20
 CONNECTS_WITHIN_S: Final = 5.0
@@ -88,7 +89,7 @@ class OpenCall:
     def wait_s(self, error: ServeError) -> float:
         """Seconds until the next try. Raises the error where there is none."""
         self.failed += 1
-        is_spent = isinstance(error, Disconnected) and not self.exchange.repeatable
+        is_spent = may_have_been_done(error) and not (self.exchange.repeatable and DEFER_KEY not in self.headers)
         left_s = self.budget.left_s(clock.now())
         wait_s = self.settings.retry.wait_s(error, self.failed, left_s, self.settings.draw())
         if wait_s is None or is_spent:
@@ -99,7 +100,7 @@ class OpenCall:
 def named(error: httpx2.HTTPError, url: str) -> ServeError:
     """An HTTP library's failure as one of ours."""
     if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
-        return Unreachable(f"no connection to {url}: {error or type(error).__name__}")
+        return NoConnection(f"no connection to {url}: {error or type(error).__name__}")
     if isinstance(error, httpx2.TimeoutException):
         return DeadlineExceeded(f"{url} said nothing within the budget")
     return Disconnected(f"the connection to {url} broke: {error or type(error).__name__}")

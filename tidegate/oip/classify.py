@@ -22,6 +22,13 @@ from tidegate.outcome import InvalidRequest
 from tidegate.types import Datatype, InferRequest, InferResponse, RequestedOutput, Tensor
 
 PARAMETER: Final = "classification"
+MOST_CLASSES: Final = 4096  # of a row: each is written as text, and one answer must not keep a core for seconds
+_TIMES_AS_LONG: Final = 64  # as encoding: a row is sorted, and its classes are written as text
+
+
+def work_bytes(response: InferResponse, wanted: Mapping[str, int]) -> int:
+    """The bytes of an answer, as what they cost to encode: more by far where classes are `wanted` of it."""
+    return response.size_bytes * _TIMES_AS_LONG if wanted else response.size_bytes
 
 
 def wanted_classes(request: InferRequest) -> dict[str, int]:
@@ -50,10 +57,10 @@ def with_classes(response: InferResponse, wanted: Mapping[str, int]) -> InferRes
 
 def _count(output: RequestedOutput) -> int:
     value = output.parameters[PARAMETER]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_CLASSES:
         raise InvalidRequest(
-            f"output {quoted_input(output.name)}: parameter 'classification' must be a whole number, "
-            f"got {quoted_input(value)}"
+            f"output {quoted_input(output.name)}: parameter 'classification' must be a whole number of at most "
+            f"{MOST_CLASSES}, got {quoted_input(value)}"
         )
     return value
 

@@ -113,10 +113,15 @@ class Admission:
             quota.enter()
         return refusal
 
-    def leave(self, tenant: str, stayed_s: float) -> None:
-        """A request that was let in is over; `stayed_s` is how long it was inside."""
+    def leave(self, quota: TenantQuota, stayed_s: float) -> None:
+        """A request that was let in is over.
+
+        Args:
+            quota: its tenant's when it entered: a tenant may have got one of its own since.
+            stayed_s: how long it was inside.
+        """
         self.limit.release()
-        self.tenants.of(tenant).leave()
+        quota.leave()
         self._mean_stay_s += _STAY_WEIGHT * (stayed_s - self._mean_stay_s)
 
     def placed(self, wait_s: float, strain: float, loss: float) -> None:

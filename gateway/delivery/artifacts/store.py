@@ -118,13 +118,15 @@ class ArtifactStore:
         return at + len(piece)
 
     def finish(self, digest: str) -> int:
-        """Verify a partial content, give it its name and return its size.
+        """Verify a partial content, give it its name and return its size. Again, it returns the size.
 
         Raises:
             WrongContent: the digest differs. The partial content is deleted, as no byte of it can be trusted.
         """
         partial, whole = self._partial(digest), self.path(digest)
         try:
+            if whole.exists() and not partial.exists():
+                return whole.stat().st_size
             whole.parent.mkdir(parents=True, exist_ok=True)
             partial.parent.mkdir(parents=True, exist_ok=True)
             partial.touch()  # an empty file is a valid content, for which no piece was appended

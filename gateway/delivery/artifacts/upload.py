@@ -29,6 +29,7 @@ from gateway.delivery.artifacts.store import (
     StoreError,
     TooManyPartials,
 )
+from gateway.delivery.uninterrupted import uninterrupted
 from gateway.identity.operator_access import caller_of
 
 MAX_PIECE_BYTES: Final = 8 * 2**20
@@ -57,9 +58,9 @@ def intake_routes(store: ArtifactStore) -> list[web.RouteDef]:
             if await asyncio.to_thread(store.size_bytes, digest) is not None:
                 return web.Response(status=200, headers={"Upload-Offset": str(size)})
             piece = await _piece(request, count)
-            return await _take(
-                partial(store.append, digest, first, piece, caller_of(request)), store, digest, piece, size
-            )
+            append = partial(store.append, digest, first, piece, caller_of(request))
+            # The thread that writes or hashes is not stopped by a caller that leaves, and has to be the only one.
+            return await uninterrupted(_take(append, store, digest, piece, size))
         finally:
             arriving.discard(digest)
 

@@ -34,11 +34,11 @@ meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import msgspec
 import structlog
@@ -58,6 +58,7 @@ from gateway.delivery.rollouts.order import (
     missing_artefacts,
     plans_of,
 )
+from gateway.delivery.uninterrupted import uninterrupted
 from gateway.fleet_sync.freshness import DeviceView
 from gateway.store.shared_store import StoreUnavailable
 from tidegate import clock
@@ -75,7 +76,6 @@ PAUSE_PER_DEVICE_S: Final = 0.0005  # a turn costs some 20 µs for each device
 SETTLE_S: Final = 5.0
 SAVE_TIME_S: Final = 15.0  # a kill loses at most this much elapsed time
 COMMANDED: Final = {"pause": RolloutPhase.PAUSED, "resume": RolloutPhase.RUNNING, "abort": RolloutPhase.RETURNING}
-T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
@@ -213,7 +213,7 @@ class RolloutController:
             InvalidOrder: the order contradicts itself.
         """
         self._check_conducts()
-        await _uninterrupted(self._begin(order))
+        await uninterrupted(self._begin(order))
 
     async def _begin(self, order: RolloutOrder) -> None:
         async with self._beginning:
@@ -242,7 +242,7 @@ class RolloutController:
             NotRecorded: the command may yet be lost; until then this gateway tries to record it.
         """
         self._check_conducts()
-        return await _uninterrupted(self._command(id, verb, why, leave_none))
+        return await uninterrupted(self._command(id, verb, why, leave_none))
 
     async def _command(self, id: str, verb: str, why: str, leave_none: bool) -> CanaryRollout:
         held = self._held.get(id)
@@ -632,22 +632,6 @@ class RolloutController:
     def __repr__(self) -> str:
         session = f"session {self._session}" + (" settling" if self._session and self._turned_at is None else "")
         return f"<RolloutController {len(self._held)} known, {len(self._asked)} devices asked, {session}>"
-
-
-async def _uninterrupted(work: Coroutine[Any, Any, T]) -> T:
-    """Return what the work returns. A cancellation waits for the work's end and goes on then."""
-    task = asyncio.create_task(work)
-    left: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            left = error
-    if left is None:
-        return task.result()
-    if not task.cancelled() and (failure := task.exception()) is not None:
-        log.warning("an operator has left before it was told of a failure", reason=str(failure))
-    raise left
 
 
 def _digest(raw_state: bytes) -> bytes:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import tarfile
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from math import inf
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
 from gateway.app import Gateway
 from gateway.commands.record import record
 from gateway.core.history.recorder import FlightRecorder, RequestEvent
-from gateway.core.history.trace_format import RecordedEnd, RecordedRequest, request_line
+from gateway.core.history.trace_format import (
+    FORMAT,
+    VERSION,
+    RecordedEnd,
+    RecordedHeader,
+    RecordedRequest,
+    request_line,
+)
 from gateway.observe.traffic_recorder import RecordingBuffer
 from simulator.replay.recording import TrafficRecording, read
 from tests.support.gateway.app import BODY, INFER, Far, ask, configured, gateway_for, running, target, until
@@ -120,6 +129,39 @@ async def test_a_shed_request_is_recorded_with_its_undone_work(tmp_path: Path) -
     outcomes = {one.outcome: one for one in found.requests}
     assert set(outcomes) == {"ok", "overloaded"}
     assert outcomes["overloaded"].units == 3.0 and outcomes["overloaded"].attempts == ()
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_what_came_until_the_stream_broke_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    tape = RecordingBuffer(fleet_of(edge_a=variant()), NOW - 1.0, inf)
+    tape.take(request_record())
+    header = RecordedHeader(FORMAT, VERSION, "0.2.0", "gateway", "tidegate", 0.0, 600.0)
+    said = msgspec.json.encode(header) + b"\n" + tape.read()
+
+    @contextmanager
+    def breaking(*_: object, **__: object) -> Iterator[Iterator[bytes]]:
+        def lines() -> Iterator[bytes]:
+            yield from said.splitlines(keepends=True)
+            if is_cut:
+                yield b'{"kind":"requ'
+            else:
+                raise ConnectionResetError("reset by peer")
+
+        yield lines()
+
+    monkeypatch.setattr("gateway.commands.record.stream_admin", breaking)
+    file = tmp_path / "b.tgz"
+    result = CliRunner().invoke(record, ["-o", str(file), "--for", "10m"])
+
+    assert "the stream ended early (" + ("a line was cut off" if is_cut else "reset by peer") in result.output
+    assert len(read(file).requests) == 1 and [one.name for one in tmp_path.iterdir()] == ["b.tgz"]
+
+
+def test_a_file_that_cannot_be_written_is_told_before_an_hour_of_recording(tmp_path: Path) -> None:
+    result = CliRunner().invoke(record, ["-o", str(tmp_path / "none" / "a.tgz"), "--for", "1h"])
+    assert result.exit_code == 1 and "No such file or directory" in result.output
 
 
 def test_a_recording_that_is_not_read_loses_lines_and_counts_them() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -15,9 +17,10 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, TrafficSplits
 from gateway.default_versions import DefaultVersions
-from gateway.delivery.trials import COMPARED_AT_ONCE, SplitRequest, Trials, compare_outputs
+from gateway.delivery.trials import COMPARED_AT_ONCE, MAX_FILE_BYTES, SplitRequest, Trials, compare_outputs
 from gateway.layers.versions import FIRST_FLIGHT, versions
 from gateway.operate.trial_report import trial_families, trial_rows
+from gateway.operate.trial_routes import trial_routes
 from tests.support.gateway.fleets import fleet_of, offer, spec
 from tests.support.loop import on_virtual_time, settle
 from tests.support.models.generative import TALKER
@@ -26,6 +29,7 @@ from tidegate import clock
 from tidegate.arrays import array_to_tensor
 from tidegate.config import ConfigError
 from tidegate.outcome import InvalidRequest, Unreachable
+from tidegate.servers.http_server import open_http_server
 from tidegate.types import Call, Datatype, InferRequest, InferResponse, Reply, Route
 
 ONE = double_manifest()
@@ -267,3 +271,33 @@ async def test_answers_that_are_generated_are_not_compared_and_their_versions_ma
         await one.begin("talker", SplitRequest("2", standing="1", share=0.2, compare=0.1))
     await one.begin("talker", SplitRequest("2", standing="1", share=0.2))
     assert one.splits.split["talker"].share == 0.2
+
+
+async def test_an_order_that_comes_in_several_packets_is_read_whole_and_one_that_is_too_long_is_refused() -> None:
+    subject = trials()
+    order = {"standing": "1", "candidate": "2", "share": 0.1, "tenants": [f"tenant-{number}" for number in range(500)]}
+    whole = msgspec.json.encode(order)
+
+    async def packets(body: bytes) -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 1000):
+            yield body[at : at + 1000]
+            await clock.sleep(0.001)
+
+    door = open_http_server(trial_routes(subject), "127.0.0.1", 0, key="x", max_body_bytes=2**20, grace_s=0.1)
+    async with subject, door as address, aiohttp.ClientSession() as http:
+        url = f"{address}/v1/versions/double/trial"
+        async with http.put(url, data=packets(whole)) as answer:
+            assert answer.status == 200, await answer.text()
+        assert len(subject.splits.split["double"].tenants) == 500
+        async with http.put(url, data=whole + b" " * 2**18) as answer:
+            assert answer.status == 413
+
+
+async def test_splits_that_could_not_be_read_again_are_not_begun(tmp_path: Path) -> None:
+    file = tmp_path / "trials.json"
+    async with trials(file) as subject:
+        await subject.begin("double", SplitRequest("2", "1", share=0.1))
+        kept = file.read_bytes()
+        with pytest.raises(InvalidSplit, match=f"at most {MAX_FILE_BYTES} can be kept"):
+            await subject.begin("double", SplitRequest("2", "1", tenants=("t" * MAX_FILE_BYTES,)))
+        assert file.read_bytes() == kept and not subject.splits.split["double"].tenants

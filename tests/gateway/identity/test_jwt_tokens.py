@@ -376,6 +376,12 @@ async def test_a_token_of_a_key_that_the_issuer_withdrew_is_forgotten(
         assert await refusal(tokens, text) == "wrong"
 
 
+async def test_bytes_that_are_no_text_are_no_token(tmp_path: Path) -> None:
+    tokens = TokenVerifier(config(tmp_path))
+    for bytes_of in (b"a\xff.b.c", "ü.b.c".encode()):  # as aiohttp and grpc give the bytes of a header
+        assert await refusal(tokens, bytes_of.decode("utf-8", "surrogateescape")) == "malformed"
+
+
 async def test_a_file_of_keys_is_followed_and_a_broken_one_leaves_them(tmp_path: Path) -> None:
     tokens = TokenVerifier(config(tmp_path))
     file = tmp_path / "jwks.json"

@@ -95,6 +95,8 @@ def test_a_list_shows_standings_and_no_hash(tmp_path: Path) -> None:
         (("create", "--tenant", "no spaces"), "is no tenant's name"),
         (("create", "--tenant", "a", "--expires", "soon"), "is no duration"),
         (("create", "--tenant", "a", "--right", "root"), "root"),
+        (("create", "--tenant", "a", "--requests-per-s", "nan"), "no finite number"),
+        (("create", "--tenant", "a", "--tokens-per-s", "inf"), "no finite number"),
         (("revoke", "nobody"), "has no key 'nobody'"),
         (("rotate", "nobody"), "has no key 'nobody'"),
     ],

@@ -121,6 +121,25 @@ async def test_a_tenant_at_its_own_limit_is_refused_while_others_come_in() -> No
     assert await service(acme) is REPLY
 
 
+@on_virtual_time
+async def test_a_tenant_that_gets_a_quota_of_its_own_meanwhile_leaves_where_it_entered() -> None:
+    """Another gateway's call of a tenant that is new here, before the tenant's first own one."""
+
+    async def slow(call: Call) -> Reply:
+        await clock.sleep(2.0)
+        return REPLY
+
+    door = admission_of(default=TenantSpec(max_in_flight=1))
+    service = admit(door, clock.now)(slow)
+    first = asyncio.ensure_future(service(msgspec.structs.replace(call(), tenant="clinic")))
+    await settle()
+    own = door.tenants.known("clinic")
+    await first
+
+    assert (own.in_flight, door.tenants.of("someone").in_flight) == (0, 0)
+    assert await service(call()) is REPLY
+
+
 def test_a_retry_has_the_fingerprint_of_its_first_try_and_other_contents_have_another() -> None:
     def asked(raw: bytes, id: str) -> int:
         return fingerprint(InferRequest("minilm", (Tensor("x", Datatype.UINT8, (len(raw),), raw),), id=id))

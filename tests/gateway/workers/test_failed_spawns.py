@@ -122,6 +122,16 @@ async def test_a_process_that_the_system_would_not_start_is_tried_again(
     }
 
 
+async def test_a_process_that_a_nameless_signal_ends_is_started_again(
+    tmp_path: Path, spawns: Spawns, ends: list[tuple[str, str]]
+) -> None:
+    async with _gateway(tmp_path) as gateway:
+        number = signal.SIGRTMIN + 3  # Python has names for the first and the last only
+        os.kill(_members(gateway)["worker-1"].pid, number)
+        await _until(lambda: _members(gateway)["worker-1"].state == "ready" and bool(ends))
+    assert ends == [("worker-1", f"was ended by signal {int(number)}")]
+
+
 async def test_a_keeper_whose_successor_the_system_would_not_start_at_once_is_replaced_all_the_same(
     tmp_path: Path, spawns: Spawns
 ) -> None:

@@ -25,6 +25,7 @@ from tidegate.outcome import (
     InvalidRequest,
     ModelNotFound,
     Overloaded,
+    ServeError,
     Unreachable,
 )
 
@@ -142,6 +143,27 @@ async def test_a_broken_connection_is_tried_again_but_not_for_a_step_of_a_sequen
         with pytest.raises(Disconnected):
             await client.infer("m", {"x": [1]}, parameters={"sequence_id": 7})
         assert len(script.budgets_ms) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(502, ""), (503, ""), (502, "unreachable"), (429, "overloaded"), (503, "nothing_alive")]
+)
+@pytest.mark.parametrize("asked", [{"parameters": {"sequence_id": 7}}, {"headers": {"tidegate-defer": "1"}}, {}])
+async def test_what_a_proxy_or_a_gateway_may_have_passed_on_is_not_repeated_if_it_has_effects(
+    status: int, code: str, asked: dict[str, Any]
+) -> None:
+    async def lost_once(_: web.Request, turn: int) -> web.Response:
+        headers = {"tidegate-refused": code} if code else {}
+        return web.Response(status=status, headers=headers) if turn == 1 else outputs(turn)
+
+    surely_not_done = code in ("overloaded", "nothing_alive")
+    async with scripted(lost_once) as (url, script), AsyncTidegate(url, retry=SOON) as client:
+        if surely_not_done or not asked:
+            assert (await client.infer("m", {"x": [1]}, **asked))["y"] == [2]
+        else:
+            with pytest.raises(ServeError):
+                await client.infer("m", {"x": [1]}, **asked)
+    assert len(script.budgets_ms) == (2 if surely_not_done or not asked else 1)
 
 
 async def test_a_server_that_hangs_is_given_up_and_one_that_is_not_there_is_named(

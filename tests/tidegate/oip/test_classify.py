@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tidegate.arrays import array_to_tensor, split_bytes
-from tidegate.oip.classify import wanted_classes, with_classes, without_classes
+from tidegate.oip.classify import MOST_CLASSES, wanted_classes, with_classes, without_classes, work_bytes
+from tidegate.oip.offload import LARGE_BYTES
 from tidegate.outcome import InvalidRequest
 from tidegate.types import Datatype, InferRequest, InferResponse, Parameter, RequestedOutput, Tensor
 
@@ -29,7 +30,7 @@ def test_it_is_asked_for_by_output_and_taken_off_what_is_passed_on() -> None:
     assert [dict(output.parameters) for output in without_classes(asking(3)).outputs] == [{"other": 1}, {}]
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, True, "3"])
+@pytest.mark.parametrize("value", [-1, 1.5, True, "3", MOST_CLASSES + 1])
 def test_a_count_that_is_none_is_refused(value: Parameter) -> None:
     with pytest.raises(InvalidRequest, match="classification"):
         wanted_classes(asking(value))
@@ -53,6 +54,12 @@ def test_an_empty_output_has_no_classes() -> None:
 def test_other_outputs_stay_as_they_are() -> None:
     tensor = array_to_tensor("q", np.ones(2), Datatype.FP32)
     assert with_classes(InferResponse("m", "1", (tensor,)), {"p": 1}).outputs == (tensor,)
+
+
+def test_an_answer_of_many_rows_whose_classes_are_wanted_is_work_for_a_thread() -> None:
+    """A quarter of a second of one core, which the event loop would stand still for."""
+    response = InferResponse("m", "1", (array_to_tensor("p", np.zeros((20_000, 8)), Datatype.FP16),))
+    assert work_bytes(response, {}) == response.size_bytes < LARGE_BYTES < work_bytes(response, {"p": 3})
 
 
 def test_texts_have_no_classes() -> None:

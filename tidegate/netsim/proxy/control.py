@@ -81,7 +81,7 @@ class _Orders:
 
     async def events(self, request: web.Request) -> web.Response:
         words = request.query.get("after", "0")
-        if not words.isdigit():
+        if not (words.isascii() and words.isdecimal() and len(words) <= 18):
             raise LinkError(f"after must be a number of events, not {words[:50]!r}")
         log = self._link.log
         kept = log.events()

@@ -38,7 +38,7 @@ from tidegate.generate.text.text_side import TextSides
 from tidegate.oip import body_budget
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.call import call_of, kept_headers
-from tidegate.oip.classify import wanted_classes, with_classes, without_classes
+from tidegate.oip.classify import wanted_classes, with_classes, without_classes, work_bytes
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.generation.oip_generation import OipGeneration
 from tidegate.oip.grpc.codec import message_from_response, parse_request, request_from_message
@@ -217,12 +217,16 @@ class OipService:
         words = reply_parameters(reply)
         warn_of_unknown(words, call.headers)
         answer = await self._aside.run(
-            reply.response.size_bytes, lambda: self._message(reply, wanted, words).SerializeToString()
+            work_bytes(reply.response, wanted), lambda: self._message(reply, wanted, words).SerializeToString()
         )
-        if len(answer) > self._max_message_bytes:
-            raise TooLarge(f"the answer has {len(answer)} bytes; at most {self._max_message_bytes} can be sent")
+        self._check_length(answer)
         context.set_trailing_metadata(_trailers(call, reply, words))
         return answer
+
+    def _check_length(self, answer: bytes) -> None:
+        """Raises TooLarge: grpc would break the call off, or with it all of a stream's."""
+        if len(answer) > self._max_message_bytes:
+            raise TooLarge(f"the answer has {len(answer)} bytes; at most {self._max_message_bytes} can be sent")
 
     async def _call(
         self, raw: bytes, context: Context, arrived_at: float, *, whole: bool
@@ -323,15 +327,18 @@ class OipService:
                     await _write_generation(generation, call, writer)
                     return b""
                 reply = await host.infer(call)
-            size_bytes, words = reply.response.size_bytes, reply_parameters(reply)
+            size_bytes, words = work_bytes(reply.response, wanted), reply_parameters(reply)
             warn_of_unknown(words, call.headers)
-            response = await self._aside.run(size_bytes, lambda: self._message(reply, wanted, words))
+            answer = await self._aside.run(
+                size_bytes, lambda: _stream_message(self._message(reply, wanted, words), final=True)
+            )
+            self._check_length(answer)
         except Exception as error:
             known = _known(error)
             if strict or isinstance(known, Unauthenticated):
                 raise known from None
             return _stream_error(raw, known).SerializeToString()
-        return _stream_message(response, final=True)
+        return answer
 
     # Everything else
 

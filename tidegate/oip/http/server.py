@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -35,7 +35,7 @@ from tidegate.oip import body_budget, metadata
 from tidegate.oip.body_budget import BodyLimits, BodyMemory, BodyReservation
 from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.check import quoted_input
-from tidegate.oip.classify import wanted_classes, with_classes, without_classes
+from tidegate.oip.classify import wanted_classes, with_classes, without_classes, work_bytes
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.generation.oip_generation import OipGeneration
 from tidegate.oip.guard import Guard, OpenGuard
@@ -67,7 +67,7 @@ from tidegate.oip.repository.model_control import NO_OVERRIDES, ControlAccess, F
 from tidegate.oip.unknown_headers import warn_of_unknown
 from tidegate.outcome import InternalError, InvalidRequest, NotSupported, ServeError, TooLarge
 from tidegate.trace_context import PARENT_KEY
-from tidegate.types import Call, Reply
+from tidegate.types import Call, InferResponse, Reply
 
 PROTOCOL: Final = "oip-http"
 BINARY_TYPE: Final = "application/octet-stream"
@@ -225,13 +225,12 @@ class OipRoutes:
                     self._on_refused(PROTOCOL, name, error)
                 raise
             reply = await (host.infer(call) if generation is None else generation.whole())
-            response = with_classes(reply.response, wanted) if wanted else reply.response
             words = reply_parameters(reply)
             warn_of_unknown(words, call.headers)
-            if (size_bytes := response.size_bytes) <= LARGE_BYTES:
-                encoded = encode_response(response, binary, words)
+            if (size_bytes := work_bytes(reply.response, wanted)) <= LARGE_BYTES:
+                encoded = _encoded(reply.response, wanted, binary, words)
             else:
-                encoded = await self._aside.run(size_bytes, lambda: encode_response(response, binary, words))
+                encoded = await self._aside.run(size_bytes, lambda: _encoded(reply.response, wanted, binary, words))
             answer = _answer(encoded, _answer_headers(call, reply, words))
             asked = request.headers.get("Accept-Encoding")
             if asked in _WINDOW_BITS:
@@ -349,6 +348,12 @@ def _answer_headers(call: Call, reply: Reply, headers: dict[str, str]) -> dict[s
     if PARENT_KEY in call.headers and not reply.traceparent:
         headers[PARENT_KEY] = call.headers[PARENT_KEY]
     return headers
+
+
+def _encoded(
+    response: InferResponse, wanted: Mapping[str, int], binary: BinaryOutputs, words: Mapping[str, str]
+) -> Encoded:
+    return encode_response(with_classes(response, wanted) if wanted else response, binary, words)
 
 
 def _answer(encoded: Encoded, headers: dict[str, str]) -> web.Response:

@@ -26,6 +26,7 @@ from tidegate.models.validate import name_problem
 from tidegate.rollout.golden_prompts import GOLDEN_TOKENS_MIN
 from tidegate.runtime.duration import Duration
 from tidegate.runtime.events import emit
+from tidegate.runtime.finite_range import FiniteRange
 from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.tools.build.calibrate_cli import calibrate
 from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
@@ -158,9 +159,7 @@ def _say(json_progress: bool, line: str) -> None:
 @click.option("--version", default="", help="Of NAME: which version; the highest by default.")
 @click.option("--precision", type=click.Choice(["int4", "int8"]), default="int4", help="Of NAME. [default: int4]")
 @click.option("--as-version", default="", help="Of NAME: make this version, and leave the other as it is.")
-@click.option(
-    "--agreement-min", type=click.FloatRange(0, 1), default=0.5, help="Of NAME: least agreement. [default: 0.5]"
-)
+@click.option("--agreement-min", type=FiniteRange(0, 1), default=0.5, help="Of NAME: least agreement. [default: 0.5]")
 @click.option("--prompts", type=click.Path(path_type=Path), help="Of NAME: a file with a prompt a line, to compare by.")
 @click.option("--max-tokens", type=click.IntRange(1, 1024), default=24, help="Of NAME: of each answer. [default: 24]")
 @repository_option
@@ -503,7 +502,7 @@ def measure(name: str, version: str, threads: int, seconds: float, repository: P
 @click.option("--digests-only", is_flag=True, help="Run nothing.")
 @click.option(
     "--agreement-min",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=GOLDEN_TOKENS_MIN,
     show_default=True,
     help="Least share of golden tokens that a variant has to agree with.",

@@ -29,6 +29,7 @@ from tidegate.rollout.golden_prompts import GOLDEN_TOKENS_MIN
 from tidegate.rollout.plan import ModelPlan, Net, Probe, Soak
 from tidegate.rollout.root_chain import read_chain
 from tidegate.runtime.duration import Duration
+from tidegate.runtime.finite_range import FiniteRange
 from tidegate.security.attestation.keys import read_key
 from tidegate.storage import audit_log
 from tidegate.tools.delivery.files import LocalArtefact
@@ -95,7 +96,7 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
     help="Share of devices after each wave.",
 )
 @click.option(
-    "--success", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True,
+    "--success", type=FiniteRange(0, 1, min_open=True), default=0.95, show_default=True,
     help="Share of a wave's devices that must have committed before the next wave.",
 )  # fmt: skip
 @click.option(
@@ -113,12 +114,10 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
     "--soak", type=Duration(), default="60s", show_default=True, help="Trial with real requests on each device."
 )
 @click.option("--min-requests", type=click.IntRange(0), default=0, show_default=True, help="Least requests of a soak.")
-@click.option(
-    "--err-max", type=click.FloatRange(0, 1), default=0.05, show_default=True, help="Largest share of failures."
-)
+@click.option("--err-max", type=FiniteRange(0, 1), default=0.05, show_default=True, help="Largest share of failures.")
 @click.option(
     "--slower-max",
-    type=click.FloatRange(0, min_open=True),
+    type=FiniteRange(0, min_open=True),
     help="Largest ratio of its p95 to the old one's, as in 1.3.",
 )
 @click.option(
@@ -126,10 +125,10 @@ def push(name: str, version: str, repository: Path, admin: str, as_json: bool) -
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
     help="Cases with known answers, as .npz or .msgpack. A model that generates has its own, by `model golden`.",
 )
-@click.option("--atol", type=click.FloatRange(0), help="Largest difference of an element to the golden answers.")
-@click.option("--cosine-min", type=click.FloatRange(-1, 1), help="Least cosine to the golden answers.")
+@click.option("--atol", type=FiniteRange(0), help="Largest difference of an element to the golden answers.")
+@click.option("--cosine-min", type=FiniteRange(-1, 1), help="Least cosine to the golden answers.")
 @click.option(
-    "--top1-min", type=click.FloatRange(0, 1), help="Least share of rows with the golden class, or of golden tokens."
+    "--top1-min", type=FiniteRange(0, 1), help="Least share of rows with the golden class, or of golden tokens."
 )
 @click.option(
     "--p95-max-ms", "p95_max_s", type=Duration(bare="ms", above_zero=True), help="Slowest p95 of the probe's own calls."

@@ -23,6 +23,7 @@ from tidegate.rollout.desired import DesiredConfiguration
 from tidegate.rollout.device_settings import DEVICE_KEYS, SettingRefused, checked, flattened
 from tidegate.rollout.root_chain import read_chain
 from tidegate.runtime.duration import Duration, printed_duration
+from tidegate.runtime.finite_range import FiniteRange
 from tidegate.storage import audit_log
 from tidegate.storage.bounded_yaml import TooMuch, compose, construct
 from tidegate.tools.delivery.cli import signing_key
@@ -65,7 +66,7 @@ Examples:
               help="Chain of roots that leads devices to these keys.")  # fmt: skip
 @click.option("--waves", type=WaveSharesParam(), default="10%,100%", show_default=True,
               help="Share of devices after each wave.")  # fmt: skip
-@click.option("--success", type=click.FloatRange(0, 1, min_open=True), default=0.95, show_default=True,
+@click.option("--success", type=FiniteRange(0, 1, min_open=True), default=0.95, show_default=True,
               help="Share of a wave's devices that must keep it before the next wave.")  # fmt: skip
 @click.option(
     "--max-errors",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.support.certificates import FleetPki
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.guarded import keys_in
 from tests.support.serving.host import FakeHost
+from tidegate import clock
 from tidegate.oip.http.server import error_middleware
 from tidegate.security.tls import Tls
 from tidegate.servers.http_server import open_http_server
@@ -181,6 +183,33 @@ async def test_an_upload_goes_on_after_it_broke_off_and_is_there_once_whole(tmp_
             assert whole.status == 200
 
     assert store.path(DIGEST).read_bytes() == CONTENT and store.offset_bytes(DIGEST) == 0
+
+
+async def test_an_upload_whose_sender_leaves_while_it_is_hashed_ends_whole_and_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, hashing, goes_on = ArtifactStore(tmp_path), threading.Event(), threading.Event()
+    finish = store.finish
+
+    def slow(digest: str) -> int:
+        hashing.set()
+        assert goes_on.wait(10.0)
+        return finish(digest)
+
+    monkeypatch.setattr(store, "finish", slow)
+    body, headers = piece(0, len(CONTENT) - 1)
+    async with served(intake_routes(store)) as (url, http):
+        sending = asyncio.create_task(http.put(url + UPLOAD, data=body, headers=headers))
+        assert await asyncio.to_thread(hashing.wait, 10.0)
+        sending.cancel()
+        await clock.sleep(0.1)  # the server hears of it
+        async with http.put(url + UPLOAD, data=b"", headers={"Content-Range": f"bytes */{len(CONTENT)}"}) as again:
+            assert (again.status, await again.text()) == (409, "another upload of the same content is under way")
+        goes_on.set()
+        async with asyncio.timeout(10.0):
+            while store.size_bytes(DIGEST) is None:
+                await clock.sleep(0.01)
+    assert finish(DIGEST) == len(CONTENT), "said again, it is what it was"
 
 
 async def test_an_upload_with_another_digest_is_deleted(tmp_path: Path) -> None:

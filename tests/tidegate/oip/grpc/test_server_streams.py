@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from tests.support.serving.oip_calls import STREAM
 from tests.support.serving.oip_requests import GOOD
-from tests.support.serving.oip_servers import Servers
+from tests.support.serving.oip_servers import MAX_BYTES, Servers
 from tidegate.oip.grpc.codec import message_from_request
 from tidegate.oip.grpc.server import STREAM_WINDOW
 from tidegate.rpc import oip_pb2
+from tidegate.types import Call, Datatype, Reply, Tensor
 
 
 async def test_a_stream_answers_in_order_and_goes_on_after_an_error(servers: Servers) -> None:
@@ -69,6 +70,28 @@ async def test_a_stream_works_on_several_at_a_time_but_on_no_more_than_its_windo
         assert len(servers.host.calls) <= STREAM_WINDOW + 2
         servers.host.hold.set()
         assert await reading == [str(index) for index in range(count)]
+
+
+async def test_an_answer_that_is_too_long_is_an_error_in_its_place_and_the_others_come(servers: Servers) -> None:
+    infer = servers.host.infer
+
+    async def long_one(call: Call) -> Reply:
+        reply = await infer(call)
+        if call.request.id != "long":
+            return reply
+        long = Tensor("y", Datatype.UINT8, (MAX_BYTES,), bytes(MAX_BYTES))
+        return replace(reply, response=replace(reply.response, outputs=(long,)))
+
+    servers.host.infer = long_one  # type: ignore[method-assign]
+    async with grpc.aio.insecure_channel(servers.grpc) as channel:
+        call = channel.stream_stream(STREAM)(_stream(["a", "long", "c"]))
+        answers = [oip_pb2.ModelStreamInferResponse.FromString(raw) async for raw in call]
+    assert [(one.infer_response.id, bool(one.error_message)) for one in answers] == [
+        ("a", False),
+        ("long", True),
+        ("c", False),
+    ]
+    assert answers[1].infer_response.parameters["tidegate-code"].string_param == "too_large"
 
 
 def _stream(ids: list[str]) -> Any:

@@ -10,6 +10,7 @@ import click
 import msgspec
 
 from tidegate.models.repository import Repository
+from tidegate.runtime.finite_range import FiniteRange
 from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--least-cosine",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=0.99,
     show_default=True,
     help="Of the halves' answers to the whole's: what is close enough.",
