@@ -15,7 +15,7 @@ whether it could be used or not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tidegate.rollout.plan import Net
@@ -46,7 +46,7 @@ class DownloadBudget:
     attempts: int = 0
     bad_chunks: int = 0
     cuts: int = 0  # failures in a row of any kind, for the backoff
-    _refused: int = 0
+    _refused: set[int] = field(default_factory=set)  # the servers that did, since the last new chunk
 
     def record_bytes(self, count: int) -> str:
         self.fetched_bytes += count
@@ -56,16 +56,18 @@ class DownloadBudget:
 
     def record_chunk(self) -> None:
         """Record a complete chunk with the right digest."""
-        self.attempts = self.bad_chunks = self.cuts = self._refused = 0
+        self.attempts = self.bad_chunks = self.cuts = 0
+        self._refused.clear()
 
     def record_cut(self) -> None:
         self.cuts += 1
 
-    def record_status(self, status: int, *, asked_back: bool = False) -> str:
+    def record_status(self, status: int, *, server: int = 0, asked_back: bool = False) -> str:
+        """Record an answer without content. `server`: which one gave it, from 0; a server that refuses twice is one."""
         self.cuts += 1
         if not is_transient(status):
-            self._refused += 1
-            return f"http_{status}: every server refused" if self._refused >= self.servers else ""
+            self._refused.add(server)
+            return f"http_{status}: every server refused" if len(self._refused) >= self.servers else ""
         return "" if asked_back else self._attempt(f"http_{status}")
 
     def record_bad_chunk(self, number: int) -> str:

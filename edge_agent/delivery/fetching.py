@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
 import aiohttp
@@ -79,22 +79,23 @@ class ArtefactFetcher:
                     raise
 
     async def _one(self, artefact: Artefact, servers: Sequence[str], patience: DownloadBudget) -> None:
-        with PartialFile(self._store.partial(artefact.sha256), artefact) as partial:
+        async with _opened(PartialFile(self._store.partial(artefact.sha256), artefact)) as partial:
             while not partial.is_whole:
                 if why := self._hindrance():
                     raise WorkDeferred(why)
-                await self._attempt(partial, servers[self._server % len(servers)], patience)
+                await self._attempt(partial, servers, patience)
             if not await asyncio.to_thread(partial.is_right):
                 self._store.partial(artefact.sha256).unlink()
                 raise WorkFailed(f"digest: {artefact.path} has other bytes than its digest and its chunks' say")
         await asyncio.to_thread(self._store.admit, artefact.sha256)
 
-    async def _attempt(self, partial: PartialFile, server: str, patience: DownloadBudget) -> None:
+    async def _attempt(self, partial: PartialFile, servers: Sequence[str], patience: DownloadBudget) -> None:
         """Make one connection; the bytes that arrive are kept, however it ends."""
-        before = patience.cuts
+        number, before = self._server % len(servers), patience.cuts
+        server = servers[number]
         retry_after_s = 0.0
         try:
-            retry_after_s = await self._request(partial, server, patience)
+            retry_after_s = await self._request(partial, server, number, patience)
         except BadChunk as error:
             self.last_trouble = f"{server}: {error}"
             _raise(patience.record_bad_chunk(error.number))
@@ -108,7 +109,7 @@ class ArtefactFetcher:
             self._backoff.reset()
         await clock.sleep(max(self._backoff.next_delay_s(), retry_after_s))
 
-    async def _request(self, partial: PartialFile, server: str, patience: DownloadBudget) -> float:
+    async def _request(self, partial: PartialFile, server: str, number: int, patience: DownloadBudget) -> float:
         """Take in a server's answer; the Retry-After that it sent, in seconds."""
         digest, offset = partial.artefact.sha256, partial.held_bytes
         headers = {"Accept-Encoding": "identity"}
@@ -124,7 +125,7 @@ class ArtefactFetcher:
                 status = 416 if response.status == 206 else response.status  # another range than requested
                 self.last_trouble = f"{url}: HTTP {status}"
                 retry_after_s = _retry_after_s(response)
-                _raise(patience.record_status(status, asked_back=retry_after_s > 0.0))
+                _raise(patience.record_status(status, server=number, asked_back=retry_after_s > 0.0))
                 return retry_after_s
         if not partial.is_whole:  # it ended early, without an error
             patience.record_cut()
@@ -145,6 +146,20 @@ class ArtefactFetcher:
                     return
                 if why := self._hindrance():
                     raise WorkDeferred(why)
+
+
+@asynccontextmanager
+async def _opened(partial: PartialFile) -> AsyncIterator[PartialFile]:
+    """A partial file, opened in a thread: reading a large one back takes a card a minute, and the loop must go on."""
+    opening = asyncio.create_task(asyncio.to_thread(partial.open), name=f"opens {partial.artefact.path}")
+    try:
+        await asyncio.shield(opening)
+        yield partial
+    finally:
+        if not opening.done():  # cancelled: the thread ends first, for another try may write the same file
+            partial.stop_checking()
+            await asyncio.wait((opening,))
+        partial.close()
 
 
 def session(*, tls: object = None) -> aiohttp.ClientSession:

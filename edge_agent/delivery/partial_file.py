@@ -31,7 +31,7 @@ class BadChunk(Exception):
 
 
 class PartialFile:
-    """Open inside `with`."""
+    """Open inside `with`, or between `open` and `close`."""
 
     def __init__(self, path: Path, artefact: Artefact) -> None:
         self.artefact = artefact
@@ -40,18 +40,34 @@ class PartialFile:
         self._chunks = 0  # whole and right
         self._tail_bytes = 0
         self._digest = sha256()
+        self._stopped = False
 
     def __enter__(self) -> Self:
-        self._path.touch()
-        self._file = open(self._path, "r+b")
-        self._check_again()
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._file is not None
-        self._file.close()
+        self.close()
+
+    def open(self) -> None:
+        """Open the file and read back what an earlier start left; `close` it also where this raises."""
+        self._path.touch()
+        self._file = self._path.open("r+b")
+        self._check_again()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def stop_checking(self) -> None:
+        """Have an `open` in another thread end soon; the file can only be closed then."""
+        self._stopped = True
 
     @property
     def held_bytes(self) -> int:
@@ -114,6 +130,8 @@ class PartialFile:
         file = self._file
         while not self.is_whole:
             piece = file.read(min(_READ_BYTES, self._chunk_bytes() - self._tail_bytes))
+            if self._stopped:
+                return  # with the file as it is
             if not piece:
                 break
             self._digest.update(piece)

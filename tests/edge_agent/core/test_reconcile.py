@@ -171,8 +171,12 @@ def test_a_cut_link_is_nobodys_failure_and_a_busy_server_is_one() -> None:
 
 def test_every_server_must_refuse_before_it_is_over() -> None:
     patience = DownloadBudget(Net(), 100, servers=2)
-    assert patience.record_status(404) == ""
-    assert patience.record_status(403) == "http_403: every server refused"
+    assert patience.record_status(404, server=0) == ""
+    patience.record_cut()  # by the other one, which may have it
+    assert patience.record_status(404, server=0) == ""
+    patience.record_chunk()
+    assert patience.record_status(403, server=1) == ""
+    assert patience.record_status(403, server=0) == "http_403: every server refused"
 
 
 def test_bytes_are_counted_over_restarts_and_bad_chunks_in_a_row() -> None:
