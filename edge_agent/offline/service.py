@@ -107,7 +107,7 @@ class OfflineService:
         elif not retained:
             self.reach.heard(state.gateway)
             if self.store is not None:
-                self.store.wall.heard(state.utc_ms / 1e3, clock.utc_s())
+                self.store.wall.heard(state.utc_ms / 1e3, clock.utc_s(), clock.now())
         if self.forwarder is not None:
             self.forwarder.heard(state)
 

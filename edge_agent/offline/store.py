@@ -120,8 +120,9 @@ class OfflineStore:
         # Read in the thread and at the time of the work, since the file itself says how long the device was on before.
         if self._former_s is None:
             self._former_s = self.ledger.powered_s(db)
-        powered_s = self._former_s + clock.now() - self._started_at
-        return BothClocks(powered_s, clock.utc_s() if self.wall.right else None)
+        now, utc_s = clock.now(), clock.utc_s()
+        powered_s = self._former_s + now - self._started_at
+        return BothClocks(powered_s, utc_s if self.wall.is_right(utc_s, now) else None)
 
     def _lost(self, aside: Path) -> None:
         self._former_s = None
@@ -129,7 +130,8 @@ class OfflineStore:
 
     def state(self) -> dict[str, Any]:
         """The state as far as it is known without the disk."""
-        return {"unavailable": self.unavailable, "refused": dict(self.refused), "wall_clock_is_right": self.wall.right}
+        is_right = self.wall.is_right(clock.utc_s(), clock.now())
+        return {"unavailable": self.unavailable, "refused": dict(self.refused), "wall_clock_is_right": is_right}
 
     def __repr__(self) -> str:
         return f"<OfflineStore {self._database!r}>"

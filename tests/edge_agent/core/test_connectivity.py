@@ -146,8 +146,20 @@ def test_no_flapping_returns_to_a_better_mode_sooner_than_the_hold(
 )
 def test_the_wall_clock_is_believed_when_a_gateways_says_the_same(theirs: float, ours: float, right: bool) -> None:
     clock = WallClock()
-    clock.heard(theirs, ours)
-    assert clock.right is right
+    clock.heard(theirs, ours, 100.0)
+    assert clock.is_right(ours, 100.0) is right
+
+
+def test_the_wall_clock_is_not_believed_once_it_was_set_until_a_gateways_says_the_same_again() -> None:
+    clock, day_s = WallClock(), 86_400.0
+    clock.heard(1.8e9, 1.8e9, 100.0)
+    assert clock.is_right(1.8e9 + day_s + 30.0, 100.0 + day_s)  # it drifts
+    for step_s in (61.0, -61.0, 30 * day_s):
+        assert not clock.is_right(1.8e9 + day_s + step_s, 100.0 + day_s)
+    clock.heard(0.0, 1.8e9 + 31 * day_s, 100.0 + day_s)
+    assert not clock.is_right(1.8e9 + 31 * day_s, 100.0 + day_s)
+    clock.heard(1.8e9 + 31 * day_s, 1.8e9 + 31 * day_s, 100.0 + day_s)
+    assert clock.is_right(1.8e9 + 32 * day_s, 100.0 + 2 * day_s)
 
 
 def test_it_says_how_it_is() -> None:

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 
 from edge_agent.offline.queue_db import StoredItem
 from edge_agent.offline.store import OfflineStore
+from tidegate import clock
 from tidegate.storage.database import Database, DatabaseFull, DatabaseUnavailable
 
 pytestmark = pytest.mark.slow
@@ -61,6 +62,20 @@ def item(number: int, size: int = 100) -> StoredItem:
 
 def store(folder: Path, **lost: Any) -> OfflineStore:
     return OfflineStore(folder, max_bytes=10**6, max_rows=1000, **lost)
+
+
+async def test_a_wall_clock_that_is_set_forward_ends_nothing_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with store(tmp_path) as one:
+        utc_s = clock.utc_s()
+        one.wall.heard(utc_s, utc_s, clock.now())  # and then the device is alone
+        await one.put(item(1))
+        assert one.state()["wall_clock_is_right"]
+        monkeypatch.setattr(clock, "utc_s", lambda: utc_s + 30 * 86_400.0)
+        assert await one.sweep() == 0
+        assert [entry.id for entry in await one.waiting(10)] == [item(1).id]
+        assert not one.state()["wall_clock_is_right"]
 
 
 async def test_a_corrupt_file_is_moved_aside_and_said_and_the_store_lives_on(tmp_path: Path) -> None:
