@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from math import isfinite
 
 import structlog
 
@@ -24,7 +23,7 @@ from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable
 from cloud_pool.workers.generating_start import WorkerStart
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
 from tidegate import clock
-from tidegate.engines.generation.limits import cache_limit_bytes
+from tidegate.engines.generation.limits import cache_limit_bytes, engine_cache_bytes
 from tidegate.fleet.offers import ModelState
 from tidegate.runtime.backoff import Backoff
 from tidegate.serving.generation.generating_variant import GeneratingVariant
@@ -73,7 +72,8 @@ class GeneratingReplica:
         self._generating = generating
         self._allotment = allotment
         self._start = start
-        self._cache_bytes = cache_bytes
+        self._limit_bytes = cache_limit_bytes(loadable.manifest, loadable.variant, cache_bytes)  # the queue's
+        self._cache_bytes = engine_cache_bytes(loadable.manifest, loadable.variant, cache_bytes)
         self._memory_limit = memory_limit
         self._paced_slow = paced_slow
         self._hang_timeout_s = hang_timeout_s
@@ -132,7 +132,7 @@ class GeneratingReplica:
     async def prepare(self, worker: DeviceWorker) -> float:
         key, manifest, variant = self._loadable.key, self._loadable.manifest, self._loadable.variant
         began_at = clock.now()
-        self._slots = (await worker.load(self._loadable, cache_bytes=self._cache_bytes or 0)).slots
+        self._slots = (await worker.load(self._loadable, cache_bytes=self._cache_bytes)).slots
         loaded_s = clock.now() - began_at
         if self._generating.service is not None:
             await warm(worker, key, manifest, variant)
@@ -150,17 +150,16 @@ class GeneratingReplica:
         name, worker = incarnation.name, incarnation.worker
         if name in self.workers:
             return
-        loaded, one = worker.loaded, self._loadable
-        cache_bytes = cache_limit_bytes(one.manifest, one.variant, self._cache_bytes)
+        loaded = worker.loaded
         limit_bytes, held_bytes = self._memory_limit.of(loaded.device_bytes), loaded.held_bytes or 0
         self._allotment.join(
             name,
             worker.memory_of,
-            held_bytes=held_bytes + (cache_bytes if isfinite(cache_bytes) else 0.0),
+            held_bytes=held_bytes + self._cache_bytes,
             limit_bytes=limit_bytes,
         )
         self.workers[name] = worker
-        self._generating.scheduler.open(name, slots=self._slots, limit_bytes=cache_bytes)
+        self._generating.scheduler.open(name, slots=self._slots, limit_bytes=self._limit_bytes)
 
     def back(self, incarnation: Incarnation[DeviceWorker]) -> None:
         log.info("worker back", worker=incarnation.name)

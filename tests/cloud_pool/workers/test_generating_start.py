@@ -5,17 +5,23 @@ from __future__ import annotations
 import importlib.util
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from cloud_pool.core.sharing.worker_layout import WorkerPlace
+from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.vllm.vllm_config import VllmConfig
-from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable
+from cloud_pool.workers.generating_replica import GeneratingReplica
 from cloud_pool.workers.generating_start import GeneratingStarts
+from cloud_pool.workers.generating_workers import VariantWorkers
 from tests.support.models.generative import TALKER
+from tidegate.engines.generation.limits import cache_limit_bytes
+from tidegate.metrics.generated import GeneratedCounts
 from tidegate.models.manifest import EngineName
+from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
 from tidegate.workers.sandbox import SandboxMode
 
@@ -67,7 +73,32 @@ def test_what_is_asked_for_and_cannot_be_is_told_with_the_way_out(
 def test_a_manifest_that_does_not_say_what_a_token_takes_leaves_the_caches_to_the_server(tmp_path: Path) -> None:
     generation = TALKER.variants[0].generation
     assert generation is not None
-    from tidegate.engines.generation.limits import cache_limit_bytes
-
     variant = replace(TALKER.variants[0], generation=replace(generation, cache_bytes=0))
     assert cache_limit_bytes(TALKER, variant, None) == inf
+
+
+async def test_a_worker_is_given_the_caches_that_its_queue_counts_with() -> None:
+    class Loaded(Exception):
+        """The load is as far as this goes."""
+
+    class WorkerThatNotes:
+        async def load(self, loadable: PoolLoadable, *, cache_bytes: int) -> None:
+            given.append(cache_bytes)
+            raise Loaded
+
+    given: list[int] = []
+    one = PoolLoadable(TALKER, TALKER.variants[0], Path("x"))
+    starts = GeneratingStarts(VllmConfig(), pool="p", sandbox="auto", cache_bytes=None)
+    for configured in (None, 5000):
+        replica = GeneratingReplica(
+            one,
+            WorkerPlace("0"),
+            VariantWorkers(one, GeneratedCounts(), lambda _generating: []).generating,
+            DeviceArbiter(),
+            start=starts.of(one, WorkerPlace("0")),
+            backoff=Backoff(lambda: 0.5),
+            cache_bytes=configured,
+        )
+        with pytest.raises(Loaded):
+            await replica.prepare(cast(DeviceWorker, WorkerThatNotes()))
+    assert given[0] > cache_limit_bytes(TALKER, TALKER.variants[0], None) and given[1] == 5000

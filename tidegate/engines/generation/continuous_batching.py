@@ -18,9 +18,9 @@ What it leaves to us is the choice of tokens (`sequence_sampler.py`): its own is
     a full cache      the sequence that began last gives way, and is computed again later from its tokens
     JSON schemas      are refused
 
-The attention cache has `cache_bytes`, or room for all slots at once with `_DEFAULT_TOKENS` each. One sequence may have
-all of it and no more. Weights are read from safetensors, which hold no code; code that a configuration names is not
-run.
+The attention cache has `cache_bytes`, or room for all slots at once with `DEFAULT_CACHE_TOKENS` each, and for one whole
+context: what its host's queue counts with where nobody says (`limits.py`). One sequence may have all of it and no more.
+Weights are read from safetensors, which hold no code; code that a configuration names is not run.
 
 It can be wrong where transformers' parts change: they have no stable interface, so its version is pinned.
 """
@@ -37,7 +37,7 @@ import torch
 
 from tidegate.engines.errors import EngineError, failure_of
 from tidegate.engines.generation.batch_invariance import BatchInvariance
-from tidegate.engines.generation.limits import NO_LIMITS, GenerationLimits
+from tidegate.engines.generation.limits import DEFAULT_CACHE_TOKENS, NO_LIMITS, GenerationLimits
 from tidegate.engines.generation.prompt_check import check_prompt
 from tidegate.engines.generation.sequence_sampler import SequenceSampler
 from tidegate.engines.generation.token_choice import TokenChoice, TokenLogprobs
@@ -52,7 +52,7 @@ from tidegate.token_sink import TokenBatch
 WEIGHTS: Final = "model.safetensors"
 DEFAULT_SLOTS: Final = 16
 _PAGE_TOKENS: Final = 32  # of the cache; prefixes are shared in whole pages
-_DEFAULT_TOKENS: Final = 1024  # of a sequence, where no limit is set
+_DEFAULT_CONTEXT: Final = 1024  # where neither the limits nor the artefact name one
 _STEP_TOKENS: Final = {"cpu": 256, "cuda": 2048}  # of prompts and sequences in one step
 _WHOLE_STEP_TOKENS: Final = 1024  # the least, where a prompt is computed in one step
 
@@ -104,11 +104,12 @@ class ContinuousBatchingEngine:
         self._model = load_causal_model(artefact, chosen)
         config = self._model.config
         self._slots = limits.slots or DEFAULT_SLOTS
-        longest = getattr(config, "max_position_embeddings", 0) or limits.context or _DEFAULT_TOKENS
+        longest = getattr(config, "max_position_embeddings", 0) or limits.context or _DEFAULT_CONTEXT
         self._context = min(limits.context or longest, longest)
         self._vocabulary_size = min(limits.vocabulary_size or config.vocab_size, config.vocab_size)
         self._stop_tokens = frozenset(limits.stop_tokens or _ids(config.eos_token_id))
-        pages = _pages(config, self._model.dtype, limits.cache_bytes, self._slots * min(self._context, _DEFAULT_TOKENS))
+        tokens = max(self._context, self._slots * min(self._context, DEFAULT_CACHE_TOKENS))
+        pages = _pages(config, self._model.dtype, limits.cache_bytes, tokens)
         self._sampler = SequenceSampler()
         self._sequences: dict[str, BatchedSequence] = {}  # by names of transformers', which never come twice
         self._names: dict[int, str] = {}

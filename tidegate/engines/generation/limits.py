@@ -5,7 +5,7 @@ Pure.
 
 from __future__ import annotations
 
-from math import inf
+from math import ceil, inf, isfinite
 from typing import Final
 
 import msgspec
@@ -25,6 +25,8 @@ class GenerationLimits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=
 
 
 DEFAULT_CACHE_TOKENS: Final = 2048  # of each slot, where nobody says how much memory caches may take
+# Given to an engine beside what its host counts with: two pages of 32 that padding is written to, and one begun.
+SPARE_CACHE_TOKENS: Final = 96
 NO_LIMITS: Final = GenerationLimits()
 
 
@@ -59,3 +61,14 @@ def cache_limit_bytes(manifest: Manifest, variant: Variant, configured_bytes: in
         return inf
     context = generative.context
     return cost.cache_bytes * max(context, cost.slots * min(context, DEFAULT_CACHE_TOKENS))
+
+
+def engine_cache_bytes(manifest: Manifest, variant: Variant, configured_bytes: int | None) -> int:
+    """What a variant's engine is given for its attention caches: so much that what its host counts with has room.
+
+    Configured bytes are a limit to the engine as well, with what it needs beside the tokens. 0: as it likes.
+    """
+    limit_bytes, cost = cache_limit_bytes(manifest, variant, configured_bytes), variant.generation
+    if configured_bytes is not None or not isfinite(limit_bytes) or cost is None:
+        return configured_bytes or 0
+    return ceil(limit_bytes) + SPARE_CACHE_TOKENS * cost.cache_bytes

@@ -10,13 +10,15 @@ from random import Random
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from tests.support.models.generative import COST, TALKER, talker
 from tests.support.models.tiny_llama import CONTEXT, END, VOCABULARY_SIZE
 from tests.support.paced_generation import asking
 from tests.support.stepping import Text, run, run_one
 from tidegate.engines.engine import load_generative_engine
 from tidegate.engines.errors import EngineError, EngineOutOfMemory
-from tidegate.engines.generation.limits import GenerationLimits
+from tidegate.engines.generation.limits import GenerationLimits, engine_cache_bytes
 from tidegate.generate.engine import GenerativeEngine
 from tidegate.generate.request import Sampling
 from tidegate.generate.token_stream import TokenStream
@@ -208,6 +210,19 @@ def test_the_caches_size_is_what_it_was_given(weights: Path) -> None:
         engine(weights, cache_bytes=100)
     with pytest.raises(EngineOutOfMemory, match="cannot batch it"):
         engine(weights, cache_bytes=2**45)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_a_whole_context_has_room_where_nobody_says_how_large_caches_may_be(
+    weights: Path, tmp_path: Path, counted: bool
+) -> None:
+    copy = shutil.copytree(weights.parent, tmp_path / "copy")
+    said = json.loads((copy / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    (copy / "config.json").write_text(json.dumps(said))
+    variant = replace(TALKER.variants[0], generation=replace(COST, slots=1, cache_bytes=PAGE_BYTES // PAGE))
+    given = engine_cache_bytes(talker(context=4096), variant, None) if counted else 0
+    one = engine(copy / weights.name, slots=1, context=4096, cache_bytes=given)
+    one.begin(1, asking(4096 - 10, *range(3, 13)))
 
 
 @pytest.mark.parametrize(
