@@ -102,7 +102,8 @@ class HelpingHost(HostAround[EdgeHost]):
         """The answer, from here or through a gateway. Raises as `EdgeHost.infer`."""
         if not self._lines.up or call.headers.get(HOP_KEY) == GATEWAY_HOP:
             return await self._host.infer(call)
-        turn = self._turn(call, self._deadline(call), credential)
+        manifest = self.manifest(call.request.model_name, call.request.model_version)
+        turn = self._turn(call, manifest, _deadline(call, manifest), credential)
         here_s = self._host.finish_in_s(call, turn.deadline)
         is_late = here_s is not None and here_s > turn.deadline - clock.now()
         if here_s is not None and is_late and (choice := turn.choice(here_s, self._limits)).place == "peer":
@@ -138,16 +139,19 @@ class HelpingHost(HostAround[EdgeHost]):
         finally:
             await cancel_and_wait(*[one for one in (own, asked) if one is not None])
 
-    async def better(self, call: Call, reply: Reply, credential: str = "") -> Reply | None:
-        """A gateway's answer instead of this unsure one; None where it is not to be had in time."""
-        floor = self.manifest(call.request.model_name, call.request.model_version).better_than(reply.variant)
+    async def better(self, call: Call, reply: Reply, manifest: Manifest, credential: str = "") -> Reply | None:
+        """A gateway's answer instead of this unsure one; None where it is not to be had in time.
+
+        Args: manifest: of the version that answered, which may be gone by now.
+        """
+        floor = manifest.better_than(reply.variant)
         if not self._asks_unsure or not floor or call.tokens is not None:
             return None
-        deadline = self._deadline(call)
+        deadline = _deadline(call, manifest)
         left_s = deadline - clock.now()
         deadline -= min(MOST_RESERVE_S, max(LEAST_RESERVE_S, RESERVE_SHARE * left_s))
         asked = replace(call, min_quality=max(call.min_quality, floor))
-        turn = self._turn(asked, deadline, credential)
+        turn = self._turn(asked, manifest, deadline, credential)
         choice = turn.choice(inf, self._limits)
         if choice.place != "peer":
             self._lines.counts.requests["unsure", NOT_ASKED] += 1
@@ -172,32 +176,15 @@ class HelpingHost(HostAround[EdgeHost]):
         assert turn.refusal is not None
         raise joint_refusal(error, turn.refusal, turn.whom) from error
 
-    def _deadline(self, call: Call) -> float:
-        """As the device's own queue has it."""
-        if call.deadline is not None:
-            return call.deadline
-        manifest = self.manifest(call.request.model_name, call.request.model_version)
-        return call.arrived_at + manifest.default_budget_s
+    def _turn(self, call: Call, manifest: Manifest, deadline: float, credential: str) -> _HelpTurn:
+        stays, gateways_only = self._stays(call, manifest), _gateways_only(call, manifest)
+        return _HelpTurn(self._lines, call, deadline, stays, gateways_only, credential)
 
-    def _turn(self, call: Call, deadline: float, credential: str) -> _HelpTurn:
-        return _HelpTurn(self._lines, call, deadline, self._stays(call), self._gateways_only(call), credential)
-
-    def _gateways_only(self, call: Call) -> str:
-        """Why no neighbour is asked for a request; "" where one may be."""
-        if call.attested:
-            return "only a gateway verifies evidence"
-        if call.min_quality > 0.0:
-            return "only a gateway knows the quality of what others have"
-        if call.tokens is not None or self.manifest(call.request.model_name, call.request.model_version).generative:
-            return "neighbours do not generate for each other"
-        return ""
-
-    def _stays(self, call: Call) -> str:
+    def _stays(self, call: Call, manifest: Manifest) -> str:
         """Why a request may not leave the device; "" where it may."""
         request = call.request
         if call.path:
             return f"it came from {call.path[-1]}, and is not passed on"
-        manifest = self.manifest(request.model_name, request.model_version)
         if (pin := stricter(call.pin, manifest.pin)) != "any":
             return f"it is pinned ({pin})"
         if not self._may_use(request.model_name):
@@ -260,6 +247,22 @@ class _HelpTurn:
         self.has_asked = True
         self.whom = "a neighbour" if choice.is_neighbour else "a gateway"
         return await self._lines.ask(choice.peer, self.call, self.deadline, because, credential=self._credential)
+
+
+def _deadline(call: Call, manifest: Manifest) -> float:
+    """As the device's own queue has it."""
+    return call.arrived_at + manifest.default_budget_s if call.deadline is None else call.deadline
+
+
+def _gateways_only(call: Call, manifest: Manifest) -> str:
+    """Why no neighbour is asked for a request; "" where one may be."""
+    if call.attested:
+        return "only a gateway verifies evidence"
+    if call.min_quality > 0.0:
+        return "only a gateway knows the quality of what others have"
+    if call.tokens is not None or manifest.generative:
+        return "neighbours do not generate for each other"
+    return ""
 
 
 def _because(error: ServeError) -> HelpReason:

@@ -37,7 +37,7 @@ from edge_agent.serving.host_around import HostAround
 from tidegate import clock
 from tidegate.fleet.stored import MAX_BODY_BYTES, Kind
 from tidegate.models.confidence import ConfidenceMeasure
-from tidegate.models.manifest import Unsure
+from tidegate.models.manifest import Manifest, Unsure
 from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
 from tidegate.oip.grpc.codec import message_from_request, message_from_response
 from tidegate.oip.reply import reply_parameters
@@ -46,6 +46,7 @@ from tidegate.oip.sequence import sequence_of
 from tidegate.outcome import (
     CapacityError,
     Deferred,
+    ModelNotFound,
     NothingAlive,
     NotSupported,
     Overloaded,
@@ -119,31 +120,42 @@ class LocalHost(HostAround[EdgeHost | HelpingHost]):
             self._on_gateway()
             return await self._own.infer(call)
         began_at = clock.now()
+        # Before the answer: a rollout may switch or remove the model while it is computed.
+        manifest = self._found(call, call.request.model_version)
         try:
             helping = self._helping
             reply = await (self._own.infer(call) if helping is None else helping.infer(call, credential))
         except (CapacityError, PeerError) as error:
-            if call.defer and self._may_leave(call):
-                raise await self._defer(call, "", error.message) from error
+            if call.defer and manifest is not None and _may_leave(call, manifest):
+                raise await self._defer(call, manifest, "", error.message) from error
             if isinstance(error, Unreachable):
                 raise NothingAlive(error.message, retry_after_s=error.retry_after_s or 1.0) from error
             raise
         if reply.helped_by and not is_neighbours(reply):  # the gateway has judged it
             return reply
         reply = replace(reply, stages={"admit": began_at - call.arrived_at, **reply.stages})
-        doubt = self._doubt(call, reply)
-        if doubt:
-            better = await self._better(call, reply, credential)
+        answered_by = reply.response.model_version
+        if manifest is None or answered_by != manifest.version:  # it was switched before it began
+            manifest = self._found(call, answered_by)
+        doubt = "" if manifest is None else self._doubt(call, manifest, reply)
+        if manifest is not None and doubt:
+            better = await self._better(call, manifest, reply, credential)
             if better is not None:
                 return better
-            reply = await self._unsure(call, reply, doubt)
+            reply = await self._unsure(call, manifest, reply, doubt)
         if self._keeper.forwards == "all" or (doubt and self._keeper.forwards == "unsure"):
             await self._forward(reply)
         return reply
 
-    def _doubt(self, call: Call, reply: Reply) -> str:
+    def _found(self, call: Call, version: str) -> Manifest | None:
+        """The manifest of the model in this version; None where it is not here (any more)."""
+        try:
+            return self._host.manifest(call.request.model_name, version)
+        except ModelNotFound:
+            return None
+
+    def _doubt(self, call: Call, manifest: Manifest, reply: Reply) -> str:
         """Why the answer is unsure; "" where it is sure, or where that is unknown."""
-        manifest = self._host.manifest(call.request.model_name, call.request.model_version)
         key = manifest.name, manifest.version
         if key not in self._judges:
             how = manifest.confidence
@@ -156,34 +168,24 @@ class LocalHost(HostAround[EdgeHost | HelpingHost]):
             return ""
         return f"model {manifest.name!r} is sure by {confidence:.2f}, below {manifest.confidence.threshold:g}"
 
-    async def _better(self, call: Call, reply: Reply, credential: str) -> Reply | None:
+    async def _better(self, call: Call, manifest: Manifest, reply: Reply, credential: str) -> Reply | None:
         """A gateway's answer instead of an unsure one; None where there is none, or the caller wants this variant."""
         if self._helping is None or call.variant or reply.helped_by:  # it was sent once already
             return None
-        return await self._helping.better(call, reply, credential)
+        return await self._helping.better(call, reply, manifest, credential)
 
-    async def _unsure(self, call: Call, reply: Reply, doubt: str) -> Reply:
-        policy = self._policy(call)
+    async def _unsure(self, call: Call, manifest: Manifest, reply: Reply, doubt: str) -> Reply:
+        policy = _policy(call, manifest)
         if policy == "reject":
             raise NothingAlive(f"{doubt}, and no better variant is here", retry_after_s=UNSURE_AGAIN_S)
         if policy == "defer":
-            raise await self._defer(call, reply.variant, doubt)
+            raise await self._defer(call, manifest, reply.variant, doubt)
         assert reply.route is not None
         return replace(reply, route=replace(reply.route, provisional=True))
 
-    def _policy(self, call: Call) -> Unsure:
-        if call.variant or not self._may_leave(call):
-            return "accept"
-        confidence = self._host.manifest(call.request.model_name, call.request.model_version).confidence
-        return "defer" if call.defer or confidence is None else confidence.unsure
-
-    def _may_leave(self, call: Call) -> bool:
-        manifest = self._host.manifest(call.request.model_name, call.request.model_version)
-        return stricter(call.pin, manifest.pin) == "any"
-
-    async def _defer(self, call: Call, variant: str, why: str) -> ServeError:
+    async def _defer(self, call: Call, manifest: Manifest, variant: str, why: str) -> ServeError:
         """Store the request; the error to raise, with the ticket or with the reason why there is none."""
-        store, manifest = self._keeper.store, self._host.manifest(call.request.model_name, call.request.model_version)
+        store = self._keeper.store
         if store is None or self._keeper.why_not():
             return NotSupported(f"{why}; it cannot be deferred: {self._keeper.why_not()}")
         body = message_from_request(_to_keep(call, manifest.version)).SerializeToString()
@@ -238,6 +240,16 @@ class LocalHost(HostAround[EdgeHost | HelpingHost]):
 
     def __repr__(self) -> str:
         return f"<LocalHost {self._host!r}>"
+
+
+def _policy(call: Call, manifest: Manifest) -> Unsure:
+    if call.variant or not _may_leave(call, manifest):
+        return "accept"
+    return "defer" if call.defer or manifest.confidence is None else manifest.confidence.unsure
+
+
+def _may_leave(call: Call, manifest: Manifest) -> bool:
+    return stricter(call.pin, manifest.pin) == "any"
 
 
 def _to_keep(call: Call, version: str) -> InferRequest:
