@@ -8,7 +8,7 @@ meanwhile is refused as a model that is not here, which a gateway takes elsewher
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from cloud_pool.serving.generating_model import PoolGeneratingModel
 from cloud_pool.serving.host import PoolHost
@@ -67,7 +67,10 @@ class PoolModelLoader:
         old = self._host.models.get(name)
         if self._comes_now(fresh, before):
             self._check_room(loadables)
-            await self._enter(fresh)
+            await self._enter(fresh, fresh.enter)
+        elif before and self._on_demand is not None:
+            on_demand = self._on_demand  # only what has been in memory once takes the place of what serves
+            await self._enter(fresh, lambda: on_demand.try_in(fresh))
         else:
             self._residents.add(fresh)
         model = self._model(fresh)
@@ -77,16 +80,16 @@ class PoolModelLoader:
         self._on_change()
         await self._end(before, old)
 
-    async def _enter(self, fresh: Resident) -> None:
+    async def _enter(self, fresh: Resident, enter: Callable[[], Awaitable[None]]) -> None:
         self._residents.add(fresh)
         try:
-            await fresh.enter()
+            await enter()
         except BaseException:
             self._residents.discard(fresh)
             raise
 
     def _comes_now(self, fresh: Resident, before: Sequence[Resident]) -> bool:
-        """Whether it is loaded at once: on demand only what must stay, has room, or replaces what is in memory."""
+        """Whether it is loaded beside all others: on demand what must stay, has room, or replaces what is in memory."""
         if self._on_demand is None or fresh.generates or fresh.manifest.warm == "always":
             return True
         return any(one.in_memory for one in before) or self._on_demand.fits(fresh)
@@ -113,6 +116,7 @@ class PoolModelLoader:
         """End what answers no more, once the calls inside have their answers."""
         if model is not None:
             await model.emptied()
+            self._host.sequences.drop(model)  # what it kept, another version does not take up
         for one in leaving:
             await one.leave(f"model {one.name} was unloaded")
             self._residents.discard(one)

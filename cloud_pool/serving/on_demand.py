@@ -4,6 +4,9 @@
 answered, and starts what comes in, one after another. What gateways hear of a model that is not in memory is its state
 `evicted` and the seconds that it should take to come in, so that they place elsewhere, or here knowingly.
 
+A version that is to replace another one comes in once before it does (`try_in`), so that a version that cannot be
+loaded takes the place of none that can.
+
 A request that waits for its model waits here, before the queue of its model instance, and at most until its deadline.
 A load that fails ends the requests that wait for it as a fault of this pool; the next request tries again.
 """
@@ -23,10 +26,11 @@ from cloud_pool.serving.pool_model import PoolModel
 from cloud_pool.workers.catalogue import weights_bytes
 from cloud_pool.workers.residents import Resident
 from tidegate import clock
-from tidegate.outcome import DeadlineExceeded, Overloaded, ServeError, Unreachable
+from tidegate.outcome import DeadlineExceeded, OutOfMemory, Overloaded, ServeError, Unreachable
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
 
+_AGAIN_S = 5.0  # until a version that had no room may be tried again: another may have been unloaded
 _START_S = 1.0  # of a process and its runtime, until a load was measured
 _BYTES_PER_S = 200e6  # of reading and laying out weights, until then
 log = structlog.get_logger("model control")
@@ -55,6 +59,7 @@ class OnDemand:
         self._on_change = on_change
         self._entries: dict[str, _Entry] = {}
         self._look_again = asyncio.Event()
+        self._turn = asyncio.Lock()  # of coming in
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -77,13 +82,37 @@ class OnDemand:
             _fail(before, Unreachable(f"{name} is replaced by another version"))
             self.residency.forget(name)
         self._entries[name] = _Entry(resident, model)
-        pinned = resident.generates or resident.manifest.warm == "always"
-        size_bytes = _expected_bytes(resident) * self._places
-        cold_s = _START_S + size_bytes / _BYTES_PER_S
-        self.residency.know(name, size_bytes=size_bytes, cold_s=cold_s, pinned=pinned)
+        self._know(name, resident)
         if resident.in_memory:
             self._came(name)
         self._look_again.set()
+
+    async def try_in(self, resident: Resident) -> None:
+        """Bring in a version that is to replace another one, whatever goes out for it: only then is it known to work.
+
+        What comes in for requests waits meanwhile; the version that serves stays what it is.
+
+        Raises:
+            StartError: it cannot be loaded.
+            OutOfMemory: there is no room for it, whatever goes out.
+        """
+        label = f"{resident.name}:{resident.manifest.version}"  # no model's name, for that is the other version's
+        async with self._turn:
+            self._know(label, resident)
+            try:
+                victims = self.residency.room_for(label, clock.now())
+                if victims is None:
+                    raise OutOfMemory(
+                        f"there is no room for {label} beside what stays in memory", retry_after_s=_AGAIN_S
+                    )
+                self.residency.loading(label, clock.now())
+                for victim in victims:
+                    await self._put_out(victim, label)
+                await resident.enter()
+            finally:
+                self.residency.forget(label)
+                self.residency.ended()
+                self._look_again.set()
 
     def drop(self, name: str) -> None:
         """Serve a model no longer."""
@@ -130,8 +159,16 @@ class OnDemand:
         while True:
             await self._look_again.wait()
             self._look_again.clear()
-            while (found := self.residency.next_in(clock.now())) is not None:
+            while await self._bring_next():
+                pass
+
+    async def _bring_next(self) -> bool:
+        """Bring in the model that should come in now; False where none should."""
+        async with self._turn:
+            found = self.residency.next_in(clock.now())
+            if found is not None:
                 await self._bring(*found)
+            return found is not None
 
     async def _bring(self, name: str, victims: tuple[str, ...]) -> None:
         entry = self._entries[name]
@@ -145,14 +182,22 @@ class OnDemand:
             known = isinstance(error, StartError | ServeError)
             words = str(error) if known else f"{type(error).__name__}: {error}"
             log.warning("a model could not be brought in", model=name, reason=words, exc_info=not known)
-            if name in self.residency:
+            if self._entries.get(name) is entry:  # else those who wait now wait for another version
                 self.residency.failed(name)
             _fail(entry, Unreachable(f"model {name} could not be loaded: {words}"))
             return
+        finally:
+            self.residency.ended()
         if self._entries.get(name) is not entry:  # it was unloaded or replaced meanwhile
             await entry.resident.leave(f"model {name} was unloaded")
             return
         self._came(name, clock.now() - began_at)
+
+    def _know(self, label: str, resident: Resident) -> None:
+        pinned = resident.generates or resident.manifest.warm == "always"
+        size_bytes = _expected_bytes(resident) * self._places
+        cold_s = _START_S + size_bytes / _BYTES_PER_S
+        self.residency.know(label, size_bytes=size_bytes, cold_s=cold_s, pinned=pinned)
 
     async def _put_out(self, name: str, instead: str) -> None:
         entry = self._entries.get(name)

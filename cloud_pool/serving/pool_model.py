@@ -234,7 +234,8 @@ class PoolModel:
         if self._manifest.sequence is None:  # nothing is remembered
             answer = await run(computation.arrays)
         else:
-            answer = await self._sequences.remembering(self._manifest, call.request.parameters, computation.arrays, run)
+            parameters = call.request.parameters
+            answer = await self._sequences.remembering(self, self._manifest, parameters, computation.arrays, run)
         return Computed(
             answer.outputs,
             answer.queue_s,

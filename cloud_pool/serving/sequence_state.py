@@ -4,6 +4,10 @@
 steps go one after another, and a timer that sweeps when the next one has been idle for long enough, whether a
 request comes or not.
 
+Sequences belong to one loaded model: a version, and each reload of it, has its own, since its state may mean something
+else or be named otherwise. `drop` forgets them when that model has ended; a step that comes for the one before finds
+its sequence unknown at the one that took over.
+
 A model without `sequence` in its manifest remembers nothing, and a sequence's parameters are ignored, as Triton does.
 A request of a model with it that belongs to no sequence is one step from zeros, or from the state that it brings.
 """
@@ -11,7 +15,7 @@ A request of a model with it that belongs to no sequence is one step from zeros,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,17 +34,25 @@ Outputs = Mapping[str, NDArray[Any]]
 
 
 class SequenceStates:
-    """Mutable: `remembering` runs a request with its sequence's state. `close` it at the end."""
+    """Mutable: `remembering` runs a request with its sequence's state; `drop` ends a model's, and `close` all."""
 
     def __init__(self) -> None:
-        self._sequences: dict[str, Sequences] = {}
+        self._sequences: dict[Hashable, Sequences] = {}  # by loaded model
         self._turns: WeakKeyDictionary[Sequence, asyncio.Lock] = WeakKeyDictionary()
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._timers: dict[Hashable, asyncio.TimerHandle] = {}
 
     async def remembering(
-        self, manifest: Manifest, parameters: Parameters, arrays: Arrays, run: Callable[[Arrays], Awaitable[Any]]
+        self,
+        loaded: Hashable,
+        manifest: Manifest,
+        parameters: Parameters,
+        arrays: Arrays,
+        run: Callable[[Arrays], Awaitable[Any]],
     ) -> Any:
         """What `run` gives for the arrays with the state in them; its `outputs` leave the next state.
+
+        Args:
+            loaded: the loaded model whose sequences are meant; until it is dropped they are kept.
 
         Raises:
             InvalidRequest, Overloaded: as `Sequences.begin` says; or a caller's state is of a wrong shape.
@@ -55,11 +67,17 @@ class SequenceStates:
             raise InvalidRequest(
                 f"input {given[0]!r} is the sequence's own state; leave it out, or leave out sequence_id"
             )
-        return await self._step(manifest, kept, step, arrays, run)
+        return await self._step(loaded, manifest, kept, step, arrays, run)
 
     def live(self, model: str) -> int:
-        """How many sequences of a model there are."""
-        return len(self._sequences[model]) if model in self._sequences else 0
+        """How many sequences there are of a model of this name, of all that are loaded."""
+        return sum(len(one) for one in self._sequences.values() if one.model == model)
+
+    def drop(self, loaded: Hashable) -> None:
+        """Forget the sequences of a model that has ended."""
+        self._sequences.pop(loaded, None)
+        if (timer := self._timers.pop(loaded, None)) is not None:
+            timer.cancel()
 
     def close(self) -> None:
         for timer in self._timers.values():
@@ -67,13 +85,14 @@ class SequenceStates:
 
     async def _step(
         self,
+        loaded: Hashable,
         manifest: Manifest,
         kept: Stateful,
         step: SequenceStep,
         arrays: Arrays,
         run: Callable[[Arrays], Awaitable[Any]],
     ) -> Any:
-        sequences = self._of(manifest, kept)
+        sequences = self._of(loaded, manifest, kept)
         sequence = sequences.begin(step.id, start=step.start, now=clock.now())
         state: State | None = None
         try:
@@ -89,23 +108,23 @@ class SequenceStates:
         finally:
             if state is None:
                 sequences.over(sequence, clock.now(), state=None, end=step.end)
-            self._arm(manifest.name, sequences)
+            self._arm(loaded, sequences)
 
-    def _of(self, manifest: Manifest, kept: Stateful) -> Sequences:
-        if manifest.name not in self._sequences:
+    def _of(self, loaded: Hashable, manifest: Manifest, kept: Stateful) -> Sequences:
+        if loaded not in self._sequences:
             made = Sequences(manifest.name, ttl_s=kept.ttl_s, max_sequences=kept.max_sequences)
-            self._sequences[manifest.name] = made
-        return self._sequences[manifest.name]
+            self._sequences[loaded] = made
+        return self._sequences[loaded]
 
-    def _arm(self, model: str, sequences: Sequences) -> None:
-        if (timer := self._timers.pop(model, None)) is not None:
+    def _arm(self, loaded: Hashable, sequences: Sequences) -> None:
+        if (timer := self._timers.pop(loaded, None)) is not None:
             timer.cancel()
-        if (sweep_at := sequences.next_sweep_at) is not None:
-            self._timers[model] = asyncio.get_running_loop().call_at(sweep_at, self._sweep, model, sequences)
+        if loaded in self._sequences and (sweep_at := sequences.next_sweep_at) is not None:
+            self._timers[loaded] = asyncio.get_running_loop().call_at(sweep_at, self._sweep, loaded, sequences)
 
-    def _sweep(self, model: str, sequences: Sequences) -> None:
+    def _sweep(self, loaded: Hashable, sequences: Sequences) -> None:
         sequences.sweep(clock.now())
-        self._arm(model, sequences)
+        self._arm(loaded, sequences)
 
     def __repr__(self) -> str:
         return f"<SequenceStates {', '.join(map(repr, self._sequences.values())) or 'of nothing'}>"

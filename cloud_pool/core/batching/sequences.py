@@ -52,7 +52,7 @@ class Sequence:
 
 
 class Sequences:
-    """Mutable: all sequences of one model. `begin` a step, then `over` it; `sweep` when it is time.
+    """Mutable: all sequences of one loaded model. `begin` a step, then `over` it; `sweep` when it is time.
 
     Args:
         model: its name, for error messages.
@@ -61,7 +61,7 @@ class Sequences:
     """
 
     def __init__(self, model: str, *, ttl_s: float, max_sequences: int) -> None:
-        self._model = model
+        self.model = model
         self._ttl_s = ttl_s
         self._most = max_sequences
         self._live: dict[SequenceId, Sequence] = {}
@@ -79,7 +79,7 @@ class Sequences:
             sequence = self._started(id, now) if start else self._unknown(id)
         elif start:
             raise InvalidRequest(
-                f"sequence {id!r} of {self._model!r} is live already; end it first, or take another sequence_id"
+                f"sequence {id!r} of {self.model!r} is live already; end it first, or take another sequence_id"
             )
         if sequence.pending >= MAX_PENDING:
             raise Overloaded(f"{MAX_PENDING} steps of sequence {id!r} wait already", retry_after_s=_SOONEST_S)
@@ -118,7 +118,7 @@ class Sequences:
             sweep_at = self.next_sweep_at
             wait_s = self._ttl_s if sweep_at is None else max(_SOONEST_S, sweep_at - now)
             raise Overloaded(
-                f"{self._most} sequences of {self._model!r} are live, and more may not be (max_sequences)",
+                f"{self._most} sequences of {self.model!r} are live, and more may not be (max_sequences)",
                 retry_after_s=wait_s,
             )
         sequence = self._live[id] = Sequence(id, now)
@@ -126,12 +126,12 @@ class Sequences:
 
     def _unknown(self, id: SequenceId) -> Sequence:
         raise InvalidRequest(
-            f"sequence {id!r} of {self._model!r} is not known here: it was not started, has ended, was idle for more "
-            f"than {self._ttl_s:g} s, or the pool was restarted; begin with sequence_start"
+            f"sequence {id!r} of {self.model!r} is not known here: it was not started, has ended, was idle for more "
+            f"than {self._ttl_s:g} s, the pool was restarted, or the model loaded anew; begin with sequence_start"
         )
 
     def __len__(self) -> int:
         return len(self._live)
 
     def __repr__(self) -> str:
-        return f"<Sequences of {self._model}: {len(self)} of {self._most} live>"
+        return f"<Sequences of {self.model}: {len(self)} of {self._most} live>"

@@ -110,7 +110,7 @@ class Residency:
         self._most_models = most_models
         self._models: dict[str, ModelUse] = {}
         self._waiting: dict[str, list[float]] = {}  # by model that is not in memory: deadlines of those that wait
-        self._coming = ""  # the model that is loaded now, ...
+        self._coming: ModelUse | None = None  # what is loaded now, even where it was forgotten meanwhile, ...
         self._began_at = 0.0  # ... and since when
         self._backlog_s = 0.0  # that a cold start usually waits for others
 
@@ -123,8 +123,9 @@ class Residency:
             known.size_bytes, known.cold_s, known.pinned = size_bytes, cold_s, pinned
 
     def forget(self, name: str) -> None:
+        """Know a model no longer. A load of it that is under way takes its time all the same, until `ended`."""
         self._models.pop(name, None)
-        self._settled(name)
+        self._waiting.pop(name, None)
 
     def ask(self, name: str, budget_s: float, now: float) -> ColdStart:
         """Take note of a request, and decide what becomes of it. One that waits counts for its model from now on."""
@@ -136,7 +137,7 @@ class Residency:
         self._backlog_s += BACKLOG_GAIN * (wait_s - one.cold_s - self._backlog_s)
         in_time = SAFETY * wait_s <= budget_s
         one.asked(now, late=not in_time)
-        if in_time and (name == self._coming or self._gain(one, now, extra=1.0) > 0.0):
+        if in_time and (one is self._coming or self._gain(one, now, extra=1.0) > 0.0):
             still = [deadline for deadline in self._waiting.get(name, ()) if deadline >= now]
             self._waiting[name] = [*still, now + budget_s]
             return ColdStart("wait", wait_s)
@@ -146,15 +147,16 @@ class Residency:
     def wait_s(self, name: str, now: float) -> float:
         """How long a cold start should take from now: the load under way, those that pay more, and its own."""
         one, left_s = self._models[name], self._left_s(now)
-        if name == self._coming:
+        if one is self._coming:
             return left_s
         pays = self._gain(one, now, extra=1.0) / one.cold_s
-        before = [other for other in (self._models[w] for w in self._waiting) if other.name not in (name, self._coming)]
+        waited = [self._models[other] for other in self._waiting]
+        before = [other for other in waited if other is not one and other is not self._coming]
         return left_s + one.cold_s + sum(o.cold_s for o in before if self._gain(o, now) / o.cold_s > pays)
 
     def next_in(self, now: float) -> tuple[str, tuple[str, ...]] | None:
         """The model that should come in now, and what goes out for it; None where none pays, or one is coming in."""
-        if self._coming:
+        if self._coming is not None:
             return None
         absent = [one for one in self._models.values() if not one.resident and (one.weight > 0.0 or one.pinned)]
         gains = [(self._gain(one, now) / one.cold_s, one) for one in absent]
@@ -164,6 +166,10 @@ class Residency:
         victims = self._room(best[1], now)
         return None if victims is None else (best[1].name, victims)
 
+    def room_for(self, name: str, now: float) -> tuple[str, ...] | None:
+        """What goes out where a model must come in, whether that pays or not; None where there is no room at all."""
+        return self._room(self._models[name], now)
+
     def fits(self, size_bytes: float) -> bool:
         """Whether one more model of this size may be in memory without another going out."""
         resident = [other.size_bytes for other in self._models.values() if other.resident]
@@ -171,7 +177,7 @@ class Residency:
 
     def loading(self, name: str, now: float) -> None:
         """Take note that a model begins to come in."""
-        self._coming, self._began_at = name, now
+        self._coming, self._began_at = self._models[name], now
 
     def loaded(self, name: str, now: float, *, size_bytes: float | None = None, took_s: float | None = None) -> None:
         """Take note that a model is in memory, with what it holds and what that took."""
@@ -187,20 +193,24 @@ class Residency:
         self._models[name].weight = self._models[name].late_weight = 0.0
         self._settled(name)
 
+    def ended(self) -> None:
+        """Take note that the load under way has ended, whatever came of it."""
+        self._coming = None
+
     def evicted(self, name: str) -> None:
         self._models[name].resident = False
         self.evictions += 1
 
     def _settled(self, name: str) -> None:
         self._waiting.pop(name, None)
-        if self._coming == name:
-            self._coming = ""
+        if self._coming is self._models[name]:
+            self._coming = None
 
     def _left_s(self, now: float) -> float:
         """Of the load under way."""
-        if not self._coming:
+        if self._coming is None:
             return 0.0
-        took_s, cold_s = now - self._began_at, self._models[self._coming].cold_s
+        took_s, cold_s = now - self._began_at, self._coming.cold_s
         return cold_s - took_s if took_s <= cold_s else took_s  # one that is overdue is half way, for all that shows
 
     def _gain(self, one: ModelUse, now: float, *, extra: float = 0.0) -> float:

@@ -120,6 +120,7 @@ def test_a_model_that_is_forgotten_while_it_comes_in_makes_way_for_others() -> N
     core.loading("a", 0.0)
     core.forget("a")
     assert "a" not in core
+    core.ended()
     assert core.next_in(0.0) == ("b", ())
 
 
@@ -161,3 +162,25 @@ def test_it_misses_fewer_deadlines_than_least_recently_used() -> None:
     plain = run_churn(models, requests, LeastRecentlyUsed(models, room_bytes), seed=1)
     assert ours.asked == plain.asked
     assert ours.missed <= 2 / 3 * plain.missed
+
+
+def test_a_load_of_a_model_that_was_forgotten_takes_its_time_and_counts_for_none_that_has_its_name_now() -> None:
+    core = residency("a", "b")
+    core.loading("a", 0.0)
+    core.forget("a")
+    core.know("a", size_bytes=100.0, cold_s=3.0)
+    assert core.wait_s("a", 0.5) == 0.5 + 3.0
+    assert core.ask("b", 9.0, 0.5) == ColdStart("wait", 1.5)
+    assert core.next_in(0.5) is None
+    core.ended()
+    assert core.next_in(1.0) == ("b", ())
+
+
+def test_room_is_found_for_one_that_must_come_in_where_anything_may_go_out() -> None:
+    core = residency("asked", "fresh", room=1)
+    bring(core, "asked", 0.0)
+    for _ in range(9):
+        core.ask("asked", 9.0, 0.0)
+    assert core.room_for("fresh", 0.0) == ("asked",)
+    core.know("asked", size_bytes=100.0, cold_s=1.0, pinned=True)
+    assert core.room_for("fresh", 0.0) is None
