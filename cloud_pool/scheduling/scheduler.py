@@ -26,7 +26,8 @@ Invariants:
 * While no worker holds a model, its requests whose budget will not last until one should be back are refused at once,
   as a fault of this pool, so that another target may answer; the others wait. A request that was bound to a worker that
   is gone is refused.
-* A request larger than a batch runs in parts, on any workers, and is answered when the last of them is done.
+* A request larger than a batch runs in parts, on any workers, and is answered when the last of them is done. One whose
+  parts cannot be joined fails, and nothing else with it.
 
 `submit` costs its batcher's `add` and a future; its cost grows only with the logarithm of the number of waiting
 requests.
@@ -475,11 +476,17 @@ class PoolScheduler:
         done = [part.outputs for part in parts if part.outputs is not None]
         if len(done) < len(parts) or job.answer.done():
             return
+        try:
+            outputs = job.lane.layout.join_rows(done)
+        except WrongResults as error:  # of this request alone: its batch-mates have their rows
+            most = job.lane.manifest.batching.max_batch_size
+            fewer = f"send no more than {most} rows at once (max_batch_size)"
+            self._waiting.fail(job, InternalError(f"{job.lane.key}: {error}; {fewer}"))
+            return
         self.answered.append(AnsweredJob(clock.now() - job.ask.arrived_at, job.lane.latency_target_s))
         queue_s = max(0.0, min([part.began_at for part in parts]) - job.ask.arrived_at)
         batch_wait_s = min(queue_s, max(0.0, min([part.batch_wait_s for part in parts])))
         compute_s = sum([part.compute_s for part in parts])
-        outputs = job.lane.layout.join_rows(done)
         job.answer.set_result(PoolResult(outputs, queue_s, compute_s, batch_rows, worker, batch_wait_s))
 
     def _failed(self, slot: WorkerSlot, batch: Batch, error: ServeError) -> None:

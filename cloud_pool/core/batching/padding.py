@@ -108,10 +108,21 @@ class BatchLayout:
         return [{name: array[at : at + max_rows] for name, array in arrays.items()} for at in range(0, rows, max_rows)]
 
     def join_rows(self, parts: Sequence[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-        """The outputs of a request from those of its parts, in order."""
+        """The outputs of a request from those of its parts, in order.
+
+        Raises:
+            WrongResults: an output is of another shape in each part, as one whose length depends on the values is.
+        """
         if len(parts) == 1:
             return parts[0]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        joined: dict[str, NDArray[Any]] = {}
+        for name in parts[0]:
+            try:
+                joined[name] = np.concatenate([part[name] for part in parts])
+            except ValueError as error:
+                shapes = ", ".join(str(list(part[name].shape)) for part in parts[:3])
+                raise WrongResults(f"the output {name!r} of its parts cannot be joined ({shapes})") from error
+        return joined
 
     def __repr__(self) -> str:
         return f"<BatchLayout {'joins rows' if self.joins_rows else 'one request a call'}, pads {self._pad_dims}>"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
@@ -109,3 +110,23 @@ async def test_a_defect_of_ours_fails_those_it_hits_and_not_the_queue() -> None:
             await subject.ask(text(10))
         assert logs[0]["log_level"] == "error"
         assert total(await subject.ask(text(10))) == 10.0
+
+
+@on_virtual_time
+async def test_a_request_whose_parts_cannot_be_joined_fails_alone() -> None:
+    async with pool() as subject:
+
+        async def as_long_as_the_largest_id(key: str, inputs: Any, patience_s: float) -> ComputeResult:
+            ids = inputs["ids"]
+            return ComputeResult({"sum": np.zeros((len(ids), int(ids.max())), np.float32), "twice": ids * 2}, 0.1)
+
+        subject.scheduler.detach(WORKER, "it makes way")
+        subject.scheduler.attach("data-dependent", as_long_as_the_largest_id, restart_s=RESTART_S)
+        large = {name: np.repeat(array, 12, axis=0) for name, array in text(4).items()}
+        large["ids"][0] = 5  # the first part's output is longer than the second's
+        asked = [subject.ask(large), *[subject.ask(text(4, fill=2)) for _ in range(3)]]
+        first, *mates = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(first, InternalError)
+        assert "'sum' of its parts cannot be joined" in first.message and "no more than 8 rows at once" in first.message
+        assert [type(mate) for mate in mates] == [PoolResult] * 3
+        assert [mate.batch_rows for mate in mates if isinstance(mate, PoolResult)] == [7, 7, 7]

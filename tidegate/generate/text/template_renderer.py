@@ -1,8 +1,8 @@
 """Renders chat templates in a process of their own, each within its time.
 
 The process starts with the first text, and again after one that took too long: that one's process is killed. Texts wait
-for each other, since rendering takes a fraction of a millisecond, and a caller that leaves while its text is rendered
-leaves an answer behind that the next one passes over.
+for each other, since rendering takes a fraction of a millisecond. A caller that leaves while its text is rendered
+leaves an answer behind: the next one waits for what is left of that text's time, and its own time begins only then.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -26,6 +26,13 @@ _LINE_BYTES: Final = 8 * MAX_CHARACTERS  # JSON takes up to six bytes a characte
 _KEPT_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
 
 
+class _LeftText(NamedTuple):
+    """A text whose caller has left while it was rendered, and the loop's time at which it has taken too long."""
+
+    id: int
+    until: float
+
+
 class TemplateRenderer:
     """Owns the process; `aclose` ends it. A renderer that was closed starts again when it is used."""
 
@@ -35,6 +42,7 @@ class TemplateRenderer:
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._id = 0
+        self._left: _LeftText | None = None  # until its answer has come, or its process has ended
 
     async def render(self, template: str, values: Mapping[str, Any]) -> str:
         """The text of `template` with these values.
@@ -43,12 +51,17 @@ class TemplateRenderer:
             InvalidRequest: the template refuses the values, or takes too long or too much for them.
         """
         async with self._turn:
+            await self._pass_over()
             process = await self._started()
             self._id += 1
             asked = RenderRequest(self._id, template, dict(values), self._max_characters)
+            until = asyncio.get_running_loop().time() + self._render_s
             try:
-                async with asyncio.timeout(self._render_s):
+                async with asyncio.timeout_at(until):
                     answer = await _exchange(process, asked)
+            except asyncio.CancelledError:
+                self._left = _LeftText(asked.id, until)
+                raise
             except TimeoutError:
                 await self._kill()
                 raise InvalidRequest(
@@ -69,6 +82,18 @@ class TemplateRenderer:
     async def aclose(self) -> None:
         async with self._turn:
             await self._kill()
+
+    async def _pass_over(self) -> None:
+        """Wait for the answer that nobody waits for any more, if there is one; a process that does not give it ends."""
+        left, process = self._left, self._process
+        if left is None or process is None:
+            return
+        try:
+            async with asyncio.timeout_at(left.until):
+                await _answer(process, left.id)
+        except (TimeoutError, OSError, EOFError, ValueError, msgspec.DecodeError):
+            await self._kill()
+        self._left = None
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is not None:
@@ -97,7 +122,7 @@ class TemplateRenderer:
         return self._process
 
     async def _kill(self) -> None:
-        process, self._process = self._process, None
+        process, self._process, self._left = self._process, None, None
         if process is None:
             return
         assert process.stdin is not None
@@ -111,13 +136,18 @@ class TemplateRenderer:
 
 
 async def _exchange(process: asyncio.subprocess.Process, asked: RenderRequest) -> RenderAnswer:
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
     process.stdin.write(msgspec.json.encode(asked) + b"\n")
     await process.stdin.drain()
+    return await _answer(process, asked.id)
+
+
+async def _answer(process: asyncio.subprocess.Process, id: int) -> RenderAnswer:
+    assert process.stdout is not None
     while True:
         line = await process.stdout.readline()
         if not line:
             raise EOFError
         answer = msgspec.json.decode(line, type=RenderAnswer)
-        if answer.id == asked.id:  # else it is of a caller that left
+        if answer.id == id:
             return answer

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from tests.support.loop import settle
 from tests.support.models.text_side import TEMPLATE
 from tests.support.serving.writing_host import until
+from tidegate import clock
 from tidegate.generate.text.template_renderer import TemplateRenderer
 from tidegate.outcome import InvalidRequest
 
@@ -88,6 +91,35 @@ async def test_a_caller_that_leaves_disturbs_no_other(renderer: TemplateRenderer
     leaving.cancel()
     assert await renderer.render("mine", {}) == "mine"
     assert await asyncio.gather(leaving, return_exceptions=True) != ["slow"]
+
+
+@pytest.mark.slow
+async def test_what_a_caller_leaves_behind_takes_none_of_the_next_ones_time() -> None:
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    renderer = TemplateRenderer(render_s=0.5)
+    try:
+        await renderer.start()
+        for leave_s in (0.05, 0.4):
+            leaving = asyncio.create_task(renderer.render(endless, {}))
+            waiting = asyncio.create_task(renderer.render("never", {}))
+            await clock.sleep(leave_s)
+            leaving.cancel()
+            await clock.sleep(0.05)
+            waiting.cancel()  # it leaves too, while it waits for what was left
+            assert await renderer.render("mine", {}) == "mine"
+            assert waiting.cancelled()
+    finally:
+        await renderer.aclose()
+
+
+async def test_a_process_that_ends_over_what_a_caller_left_behind_is_started_again(renderer: TemplateRenderer) -> None:
+    await renderer.start()
+    leaving = asyncio.create_task(renderer.render("{% for i in range(90000) %}{{ i }}{% endfor %}" * 50, {}))
+    await settle()
+    leaving.cancel()
+    await settle()
+    os.kill(int(repr(renderer).rstrip(">").split()[-1]), signal.SIGKILL)
+    assert await renderer.render("mine", {}) == "mine"
 
 
 async def test_texts_at_once_do_not_get_each_others(renderer: TemplateRenderer) -> None:
