@@ -5,12 +5,13 @@ document must not bring an old model back; the same revision with other bytes is
 which of the two was meant. The same bytes again change nothing: retained documents come with every connection.
 
 Models. One rollout at a time: a small device has memory for one generation beside the one that answers. The first wish
-that differs from what is committed and was not tried under its revision is begun, in the order of names.
+that differs from what is committed and was not tried under its revision is begun, in the order of names. What is
+committed but was damaged on the disk since is not there to be served, so it is rolled out again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -69,9 +70,17 @@ Next = BeginRollout | SettleFulfilled | RemoveModel
 
 
 def next_action(
-    wishes: Mapping[str, DesiredModel], committed: Contents, records: Mapping[str, Rollout], blocked: Blocked
+    wishes: Mapping[str, DesiredModel],
+    committed: Contents,
+    records: Mapping[str, Rollout],
+    blocked: Blocked,
+    damaged: Collection[str] = (),
 ) -> Next | None:
-    """The next action while no rollout is under way; None when there is none left."""
+    """The next action while no rollout is under way; None when there is none left.
+
+    Args:
+        damaged: committed contents whose files cannot be served.
+    """
     for model, wish in sorted(wishes.items()):
         held, record = committed.get(model), records.get(model)
         if wish.plan is None:
@@ -79,7 +88,7 @@ def next_action(
                 return RemoveModel(model, wish)
             continue
         content = wish.plan.content
-        if held == content:
+        if held == content and content not in damaged:
             if record is None or not _is_noted(record, wish):
                 return SettleFulfilled(model, wish)
         elif wish.revision > blocked.get(content, {}).get(wish.scope, 0):

@@ -2,7 +2,7 @@
 
 Per model, the first of these that can be read, verified and loaded: the committed generation, the ones before it that
 are kept, the model of the static repository. This needs no network, and a file that is damaged on the disk costs one
-generation and not the device.
+generation and not the device. The damaged file is removed, so that it can be fetched again.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import structlog
+
 from edge_agent.delivery.model_store import Deployed, ModelStore
 from edge_agent.serving.catalogue import CatalogueEntry, read_entry
 from tidegate.models.manifest import EngineName
-from tidegate.models.repository import Repository
+from tidegate.models.repository import Repository, RepositoryError
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,14 @@ def _reader(
     store: ModelStore, deployed: Deployed, model: str, allowed: tuple[EngineName, ...]
 ) -> Callable[[], CatalogueEntry]:
     def read() -> CatalogueEntry:
-        store.vouch(deployed)
-        return read_entry(Repository(store.repository(deployed.content)), model, allowed)
+        try:
+            store.vouch(deployed)
+            return read_entry(Repository(store.repository(deployed.content)), model, allowed)
+        except RepositoryError:
+            try:
+                store.discard_damaged(deployed.content, deployed.files)
+            except OSError as failure:  # the next candidate is served all the same
+                log.warning("damaged files cannot be removed", model=model, reason=failure.strerror)
+            raise
 
     return read

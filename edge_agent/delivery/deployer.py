@@ -223,7 +223,9 @@ class Deployer:
         """Begin the next action of the documents; whether there was one."""
         committed = self._store.committed()
         contents = {model: one.content for model, one in committed.models.items()}
-        found = next_action(self._documents.wishes(), contents, self._journal.records, self._journal.blocked)
+        damaged = {content for content in contents.values() if not self._store.holds(content)}
+        journal = self._journal
+        found = next_action(self._documents.wishes(), contents, journal.records, journal.blocked, damaged)
         match found:
             case RemoveModel():
                 log.info("a model is removed", model=found.model)

@@ -10,11 +10,16 @@ A generation holds all deployed models, so `current` is one pointer for all of t
 file is synced before it gets its name under `models/`, and a folder of links before it gets its own; so whatever has a
 name is whole. Files that no kept generation and no rollout refers to are collected.
 
+Whole it stays only as long as the medium keeps it. A name says nothing about that, so where a content does not verify
+its files are read back, and `discard_damaged` removes the damaged ones: the next rollout fetches them again. A
+committed content with damaged files counts as not held until it is committed again.
+
 Everything blocks on the disk and raises OSError.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Collection, Iterable
@@ -25,7 +30,8 @@ import msgspec
 import structlog
 from msgspec.structs import replace
 
-from tidegate.models.trusted_digests import TrustedDigests
+from tidegate.models.digest import sha256_of
+from tidegate.models.trusted_digests import FILE_NAME, TrustedDigests
 from tidegate.rollout.plan import Artefact, ModelPlan
 from tidegate.storage.atomic_file import link_atomically, move_durably, sync_folder, write_atomically
 
@@ -64,6 +70,7 @@ class ModelStore:
         self._partials = root / "partial"
         self._versions = root / "versions"
         self._generations = root / "generations"
+        self._damaged: set[str] = set()  # contents, found since this start
 
     def prepare(self) -> None:
         for folder in (self._contents, self._partials, self._versions, self._generations):
@@ -115,7 +122,7 @@ class ModelStore:
         root = self.repository(plan.content)
         if root.exists():
             return root
-        beside = self._versions / f".{plan.content}"
+        beside = self._beside(plan.content)
         shutil.rmtree(beside, ignore_errors=True)
         folder = beside / model / plan.version
         for file in plan.files:
@@ -139,6 +146,44 @@ class ModelStore:
         root = self.repository(deployed.content)
         if root.is_dir():
             TrustedDigests(root).add(dict.fromkeys(deployed.files, "rolled out"))
+
+    def discard_damaged(self, content: str, files: Collection[str], others: Collection[str] = ()) -> bool:
+        """Remove what the disk has damaged of a content, so that it is fetched and staged anew; whether there was any.
+
+        Reads every file. One that was removed leaves its links in other contents, which are found when those are read.
+
+        Args:
+            files: the digests of its version's files; others: those of files that only its rollout needs.
+        """
+        damaged = sorted(one for one in {*files, *others} if _digest(self.path(one)) not in (one, None))
+        for one in damaged:
+            self.path(one).unlink()
+        root = self.repository(content)
+        found = {_digest(file) for file in root.rglob("*") if file.is_file() and file.name != FILE_NAME}
+        if not damaged and (found >= set(files) or not root.exists()):
+            return False
+        log.error("files of a model were damaged on the disk", content=content, files=damaged)
+        self._damaged.add(content)
+        if root.exists():
+            # Renamed first: a folder of which a power cut has left a part would count as staged.
+            beside = self._beside(content)
+            shutil.rmtree(beside, ignore_errors=True)
+            os.replace(root, beside)
+            sync_folder(self._versions)
+            shutil.rmtree(beside, ignore_errors=True)
+        return True
+
+    def holds(self, content: str) -> bool:
+        """Whether the files of a committed content are there, as far as was found since this start."""
+        return content not in self._damaged and self.repository(content).is_dir()
+
+    def healed(self, content: str) -> None:
+        """Note that a content was committed again, and is served."""
+        self._damaged.discard(content)
+
+    def _beside(self, content: str) -> Path:
+        """Where a version's folder is made and removed."""
+        return self._versions / f".{content}"
 
     # -- generations -----------------------------------------------------------------------------------------------
 
@@ -198,6 +243,18 @@ class ModelStore:
 
     def __repr__(self) -> str:
         return f"<ModelStore {self.root} at generation {self.committed().number}>"
+
+
+def _digest(path: Path) -> str | None:
+    """Of the bytes that the disk gives back: None where there is no file, "" where its medium cannot be read."""
+    try:
+        return sha256_of(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return ""
 
 
 def _remove(folder: Path, names: Collection[str]) -> None:

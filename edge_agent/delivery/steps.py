@@ -33,6 +33,7 @@ from tidegate.models.manifest import EngineName
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.rollout.golden import decode_golden
 from tidegate.rollout.golden_prompts import decode_prompts
+from tidegate.rollout.plan import ModelPlan
 from tidegate.runtime.process import StartError
 
 T = TypeVar("T")
@@ -156,7 +157,12 @@ class RolloutSteps:
                 on_progress=self._on_change,
             )
             await self._fetcher.fetch(plan, servers, self._patience)
-        await verify(rollout.model, plan, self._store, self._allowed)
+        try:
+            await verify(rollout.model, plan, self._store, self._allowed)
+        except WorkFailed as error:
+            if await self._discard_damaged(plan):  # files of an earlier rollout: what was fetched now is right
+                raise WorkDeferred("disk: files that were here already are damaged, and are fetched again") from error
+            raise
 
     async def _stage(self, rollout: Rollout) -> None:
         await blocking(self._store.stage, rollout.model, rollout.plan)
@@ -184,6 +190,12 @@ class RolloutSteps:
     def _has_old(self, rollout: Rollout) -> bool:
         return self._serving.routed(rollout.model) is not None
 
+    async def _discard_damaged(self, plan: ModelPlan) -> bool:
+        """Remove what the disk has damaged of the files, so that the next try fetches it; whether there was any."""
+        files = [file.sha256 for file in plan.files]
+        others = [artefact.sha256 for artefact in plan.artefacts if artefact.sha256 not in files]
+        return await blocking(self._store.discard_damaged, plan.content, files, others)
+
     def _servers_of(self, rollout: Rollout) -> tuple[str, ...]:
         return self._servers or rollout.urls
 
@@ -195,7 +207,11 @@ class RolloutSteps:
             self._new = None
         self._old = self._serving.routed(rollout.model)
         repository = Repository(self._store.repository(rollout.content))
-        entry = await blocking(read_entry, repository, rollout.model, self._allowed)
+        try:
+            entry = await blocking(read_entry, repository, rollout.model, self._allowed)
+        except RepositoryError:
+            await self._discard_damaged(rollout.plan)
+            raise
         if self._old is not None and self._must_park:
             self._parked = True  # before it is: a parking that is cut short is no worker to go back to
             await self._serving.park(self._old)
@@ -238,6 +254,7 @@ class RolloutSteps:
             await clock.sleep(SOAK_TICK_S)
         committed = self._store.committed()
         await blocking(self._store.commit, committed.with_model(rollout.model, rollout.plan, rollout.generation))
+        self._store.healed(rollout.content)
 
     async def _roll_back(self, rollout: Rollout) -> None:
         new, old, self.trial = self._new, self._old, None

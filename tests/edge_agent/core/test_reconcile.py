@@ -61,6 +61,14 @@ def test_what_differs_from_what_is_committed_is_begun_and_what_does_not_is_noted
     assert next_action({}, {"digits": NEW.content}, {"digits": done}, {}) is None
 
 
+def test_what_is_committed_and_was_damaged_since_is_rolled_out_again_once_and_can_be_removed() -> None:
+    done, committed = replace(ROLLOUT, plan=NEW, state=S.COMMITTED, revision=7), {"digits": NEW.content}
+    damaged = {NEW.content}
+    assert next_action({"digits": wish()}, committed, {"digits": done}, {}, damaged) == BeginRollout("digits", wish())
+    assert next_action({"digits": wish()}, committed, {"digits": done}, {NEW.content: {SCOPE: 7}}, damaged) is None
+    assert isinstance(next_action({"digits": wish(None)}, committed, {}, {}, damaged), RemoveModel)
+
+
 def test_what_failed_is_not_tried_again_until_the_revision_of_its_scope_changes() -> None:
     blocked = {NEW.content: {SCOPE: 7}}
     assert next_action({"digits": wish(revision=7)}, {}, {}, blocked) is None

@@ -116,6 +116,31 @@ def test_what_is_kept_is_the_newest_of_each_model_and_what_is_wanted(store: Mode
     assert store.path(versions[1].files[1].sha256).exists()
 
 
+def test_what_the_disk_has_damaged_is_removed_and_what_is_right_stays(store: ModelStore) -> None:
+    one, other = made("2"), made("3", factor=3.0)
+    for generation, model in enumerate((one, other), start=1):
+        bring(store, model, generation)
+    files, content = [file.sha256 for file in one.files], one.plan().content
+    assert not store.discard_damaged(content, files, [one.golden.sha256])
+    assert store.holds(content)
+
+    with store.path(files[1]).open("r+b") as rotten:  # and so is its link in the version
+        rotten.write(b"rot")
+    assert store.discard_damaged(content, files)
+    assert not store.holds(content)
+    assert [store.has(file) for file in one.files] == [True, False]
+    assert store.missing_bytes(one.plan()) == one.files[1].size_bytes
+    assert not store.repository(content).exists()
+    assert store.holds(other.plan().content)
+
+    bring(store, one, 3)
+    store.healed(content)
+    assert store.holds(content)
+    (store.repository(content) / "double" / "2" / "int8.onnx").unlink()
+    assert store.discard_damaged(content, files)
+    assert store.is_complete(one.plan())  # only the folder was damaged
+
+
 def test_the_journal_comes_back_and_remembers_what_is_not_tried_again(tmp_path: Path) -> None:
     journal = DeploymentJournal(tmp_path / "journal.json")
     failed = replace(ROLLOUT, state=S.FAILED, reason="onnx: broken", blocked=True)

@@ -251,18 +251,52 @@ async def test_keys_are_handed_over_for_good_by_a_document_that_both_have_signed
         assert (await settled(app, 2)).state is RolloutState.COMMITTED
 
 
-async def test_a_committed_model_whose_files_rotted_falls_back_to_the_one_before(
+async def test_a_committed_model_whose_files_rotted_falls_back_to_the_one_before_until_they_are_fetched_again(
     folder: Path, server: ArtefactServer
 ) -> None:
+    newest = made("3", factor=7.0)
     async with edge(folder) as app:
         ask(app, server, 1, made("2", factor=5.0))
         await settled(app, 1)
-        ask(app, server, 2, made("3", factor=7.0))
+        ask(app, server, 2, newest)
         await settled(app, 2)
     (artefact,) = (folder / "state" / "rollout" / "versions").glob("*/double/3/int8.onnx")
-    artefact.unlink()
-    artefact.write_bytes(b"rot")
+    with artefact.open("r+b") as rotten:  # and so is the file under its digest: it is the same one
+        rotten.write(b"rot")
+    server.status[newest.files[1].sha256] = 503
     async with edge(folder) as app:
+        await eventually(in_state(app, RolloutState.DOWNLOADING), say=lambda: report(app))
+        assert await answer(app) == ("2", 15.0)
+        server.status.clear()
+        found = await settled(app, 2)
+        assert (found.state, found.running) == (RolloutState.COMMITTED, "3")
+        assert found.fetched_bytes == newest.files[1].size_bytes
+        assert await answer(app) == ("3", 21.0)
+    async with edge(folder) as app:
+        assert await answer(app) == ("3", 21.0)
+
+
+@pytest.mark.parametrize("at", [0, 20_000])  # where it is no model any more, and among its unused weights
+async def test_files_of_an_earlier_rollout_that_rotted_are_fetched_again(
+    folder: Path, server: ArtefactServer, at: int
+) -> None:
+    one = made("2", factor=5.0, padding_bytes=50_000)
+    async with edge(folder) as app:
+        ask(app, server, 1, one)
+        await settled(app, 1)
+        ask(app, server, 2, made("3", factor=7.0))
+        await settled(app, 2)
+        with ModelStore(folder / "state" / "rollout").path(one.files[1].sha256).open("r+b") as rotten:
+            rotten.seek(at)
+            rotten.write(b"rotten")
+        ask(app, server, 3, one)
+        found = await settled(app, 3)
+        if at:  # found where it is loaded, after which a rollout ends
+            assert (found.state, found.running) == (RolloutState.ROLLED_BACK, "3")
+            assert "has sha256" in found.reason
+            ask(app, server, 4, one)
+            found = await settled(app, 4)
+        assert (found.state, found.fetched_bytes) == (RolloutState.COMMITTED, one.files[1].size_bytes)
         assert await answer(app) == ("2", 15.0)
 
 
