@@ -427,7 +427,7 @@ class _StrictLoader(yaml.SafeLoader):
         return value
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        value: int = super().construct_yaml_int(node)  # type: ignore[no-untyped-call]
+        value: int = super().construct_yaml_int(node)
         if value.bit_length() > _MOST_BITS:
             raise yaml.constructor.ConstructorError(
                 None, None, f"an integer of {value.bit_length()} bits", node.start_mark
