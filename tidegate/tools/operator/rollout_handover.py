@@ -24,6 +24,8 @@ from tidegate.tools.operator.specs import TidegateRolloutSpec
 _WITHIN_S: Final = 10.0
 _OVER: Final = ("succeeded", "returned")
 _FINAL: Final = (400, 413, 422)  # the order itself is wrong, and stays so
+_WHY: Final = "TidegateRollout"  # said with each command
+_OWN_REASON: Final = f"operator: {_WHY}"  # as the gateway tells it again, once it has paused by such a command
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,8 @@ def _carried(admin: Admin, id: str, spec: TidegateRolloutSpec) -> HandoverReport
                 (ResourceCondition("Accepted", "True", "NeverBegun"),), {"id": id, "phase": "aborted"}, over=True
             )
         known = _begun(admin, spec.order)
-    if verb := _verb(str(known["phase"]), spec.state):
-        known = admin.post(f"/v1/rollouts/{id}/{verb}", json.dumps({"why": "TidegateRollout"}).encode())
+    if verb := _verb(str(known["phase"]), str(known.get("reason") or ""), spec.state):
+        known = admin.post(f"/v1/rollouts/{id}/{verb}", json.dumps({"why": _WHY}).encode())
     return _report(known)
 
 
@@ -106,14 +108,16 @@ def _begun(admin: Admin, order: str) -> Any:
         raise
 
 
-def _verb(phase: str, wanted: str) -> str:
+def _verb(phase: str, reason: str, wanted: str) -> str:
     """What must be said to a rollout so that it becomes what is wanted; "" for nothing."""
     match wanted, phase:
         case "paused", "running":
             return "pause"
         case "aborted", "running" | "paused" | "succeeded":
             return "abort"
-    # A rollout that the gateway has paused by itself waits for a person, whose word this resource is not.
+        case "running", "paused" if reason == _OWN_REASON:
+            return "resume"
+    # A rollout that the gateway or a person has paused waits for a person, whose word this resource is not.
     return ""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gateway.delivery.rollouts.routes import SteeringRequest
 from tests.support.operator.resources import body, stored
 from tidegate.admin_client import AdminError
 from tidegate.tools.operator.resource import Refused
@@ -23,6 +24,7 @@ class Conductor:
 
     def __init__(self) -> None:
         self.phase = ""  # "": it knows no rollout
+        self.reason = ""
         self.begin_status = 201
         self.posts: list[tuple[str, str, str]] = []  # path, body, credential
         conductor = self
@@ -36,12 +38,14 @@ class Conductor:
                 conductor.posts.append((self.path, sent, self.headers.get("Authorization", "")))
                 status = conductor.begin_status if self.path == "/v1/rollouts" else 200
                 if status < 400:
-                    conductor.phase = {"pause": "paused", "abort": "returning"}.get(self.path.split("/")[-1], "running")
+                    verb = self.path.split("/")[-1]
+                    conductor.phase = {"pause": "paused", "abort": "returning"}.get(verb, "running")
+                    conductor.reason = SteeringRequest(json.loads(sent)["why"]).words if verb == "pause" else ""
                 self.answer(status)
 
             def answer(self, status: int) -> None:
-                known = {"id": "c-1", "phase": conductor.phase, "reason": "", "wave": 1, "waves": [0.1, 1.0],
-                         "counts": {"asked": 3}}  # fmt: skip
+                known = {"id": "c-1", "phase": conductor.phase, "reason": conductor.reason, "wave": 1,
+                         "waves": [0.1, 1.0], "counts": {"asked": 3}}  # fmt: skip
                 raw = json.dumps(known if status < 400 else {"error": f"words of {status}"}).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(raw)))
@@ -97,6 +101,23 @@ async def test_what_a_resource_wants_is_said_once(conductor: Conductor, phase: s
     await handover(conductor).carry(rollout(state=state))
 
     assert [path for path, _, _ in conductor.posts] == ([f"/v1/rollouts/c-1/{sent}"] if sent else [])
+
+
+async def test_what_a_resource_has_paused_it_sets_running_again(conductor: Conductor) -> None:
+    conductor.phase = "running"
+    await handover(conductor).carry(rollout(state="paused"))
+    report = await handover(conductor).carry(rollout(state="running"))
+
+    assert [path for path, _, _ in conductor.posts] == [f"/v1/rollouts/c-1/{verb}" for verb in ("pause", "resume")]
+    assert report.fields["phase"] == "running"
+
+
+@pytest.mark.parametrize("reason", ["3 of 40 devices returned", "operator: lunch", "operator"])
+async def test_what_others_have_paused_waits_for_a_person(conductor: Conductor, reason: str) -> None:
+    conductor.phase, conductor.reason = "paused", reason
+    await handover(conductor).carry(rollout(state="running"))
+
+    assert conductor.posts == []
 
 
 async def test_what_was_aborted_before_it_began_never_begins(conductor: Conductor) -> None:
