@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes what compose.yaml mounts, in deploy/compose/state (or in the folder that is named): a CA, a certificate for each
-# process, the broker's files, and the configurations. It can be run again: what is there stays.
+# process, the broker's files, and the configurations. It can be run again: configurations and the broker's own files
+# stay as they were edited, and each process gets the certificate that is in STATE/pki now, for example a renewed one.
 #
 #   deploy/compose/prepare.sh [STATE]
 #
@@ -29,11 +30,17 @@ issue edge/edge-2 edge-2 edge-2
 [ -e pki/broker/main.crt ] || $tidegate pki issue broker/main --dir pki --host broker --host localhost --host 127.0.0.1
 [ -e broker/mosquitto.conf ] || $tidegate broker config --for mosquitto --dir broker --installed-at /etc/mosquitto/tidegate \
   --gateway main --pki pki --host broker --owner "$(id -un)" >/dev/null
+# The generator has copied them only once; the broker would go on with a certificate that has ended.
+cp pki/broker/main.crt broker/broker.crt && cp pki/broker/main.key broker/broker.key && cp pki/ca.crt broker/ca.crt
 # The container runs as another user already.
 sed -i '/^user /d' broker/mosquitto.conf
 
-cp "$here/config/site.yaml" gateway/ && cp "$here/config/cloud.yaml" pool/
-for device in edge-1 edge-2; do sed "s/DEVICE/$device/g" "$here/config/device.yaml" >"$device/device.yaml"; done
+# Only where there is none: without the section `auth` that somebody has added, the site would be open again.
+[ -e gateway/site.yaml ] || cp "$here/config/site.yaml" gateway/
+[ -e pool/cloud.yaml ] || cp "$here/config/cloud.yaml" pool/
+for device in edge-1 edge-2; do
+  [ -e "$device/device.yaml" ] || sed "s/DEVICE/$device/g" "$here/config/device.yaml" >"$device/device.yaml"
+done
 if [ "$(id -u)" = 0 ]; then
   chown -R 65532:65532 gateway pool edge-1 edge-2 && chown -R 1883:1883 broker
 else

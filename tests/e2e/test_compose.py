@@ -89,6 +89,21 @@ def test_prometheus_asks_where_the_services_tell_their_metrics() -> None:
     assert {one["job_name"] for one in scraped} == {f"tidegate-{role}" for role in ports}
 
 
+def program_in(folder: Path) -> Path:
+    """The command `tidegate` as one file, which the script wants."""
+    program = folder / "tidegate"
+    program.write_text(f'#!/bin/sh\nexec {" ".join(PROGRAM)} "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def prepare(state: Path, program: Path) -> None:
+    subprocess.run(
+        [COMPOSE / "prepare.sh", state],
+        check=True, capture_output=True, timeout=200, env=os.environ | {"TIDEGATE": str(program)},
+    )  # fmt: skip
+
+
 class Site:
     """The services of ours and the broker as processes."""
 
@@ -105,14 +120,8 @@ class Site:
         return {name: self.first + place for place, name in enumerate(wanted)}
 
     def prepare(self) -> None:
-        program = self.folder / "tidegate"
-        program.write_text(f'#!/bin/sh\nexec {" ".join(PROGRAM)} "$@"\n')
-        program.chmod(0o755)
         for _ in range(2):  # the second run changes nothing
-            subprocess.run(
-                [COMPOSE / "prepare.sh", self.state],
-                check=True, capture_output=True, timeout=200, env=os.environ | {"TIDEGATE": str(program)},
-            )  # fmt: skip
+            prepare(self.state, program_in(self.folder))
 
     def here(self, service: str, text: str) -> str:
         """A file of a container, as it has to be on this machine."""
@@ -171,6 +180,22 @@ class Site:
             finally:
                 process.kill()
         return codes
+
+
+@pytest.mark.timeout(300)
+def test_preparing_again_keeps_what_was_edited_and_hands_out_renewed_certificates(tmp_path: Path) -> None:
+    state, program = tmp_path / "state", program_in(tmp_path)
+    prepare(state, program)
+    edited = [state / name for name in ("gateway/site.yaml", "pool/cloud.yaml", "edge-1/device.yaml")]
+    for path in edited:
+        path.write_text(f"{path.read_text()}auth: {{keys: /etc/tidegate/keys}}\n")
+    subprocess.run([program, "pki", "renew", "broker/main", "--force", "--dir", state / "pki"], check=True, timeout=100)
+    prepare(state, program)
+
+    assert all("auth: " in path.read_text() for path in edited), "the site would be open again"
+    for given, kept in (("broker/broker.crt", "broker/main.crt"), ("broker/broker.key", "broker/main.key"),
+                        ("broker/ca.crt", "ca.crt"), ("gateway/pki/tls.crt", "gateway/main.crt")):  # fmt: skip
+        assert (state / given).read_bytes() == (state / "pki" / kept).read_bytes(), given
 
 
 @pytest.fixture
