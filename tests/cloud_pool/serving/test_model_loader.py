@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -180,20 +180,20 @@ async def test_a_failed_load_of_the_version_before_strands_none_who_wait_for_the
     assert pool.on_demand is not None
     pool.broken.add(("a", "1"))
     async with pool.on_demand as demanded:
+        waits: list[asyncio.Future[None]] = []
         for version in ("1", "2"):
             pool.versions["a"] = version
             loadables = pool.read("a", 0)
             resident = pool.resident(loadables)
             await demanded.take(resident, pool.model(loadables, resident))
-            waits = demanded.hold("a", clock.now() + 60.0)
-            assert waits is not None
-            if version == "1":
-                first = waits
-                await settle()  # its load is under way
+            held = demanded.hold("a", clock.now() + 60.0)
+            assert held is not None
+            waits.append(held)
+            await settle()  # a load of the first is under way
         with pytest.raises(Unreachable, match="replaced by another version"):
-            await first
+            await waits[0]
         before = clock.now()
-        await waits
+        await waits[1]
         assert clock.now() - before == pytest.approx(2 * LOAD_S)  # the one that fails, and its own
 
 
@@ -241,7 +241,8 @@ async def test_a_sequence_of_one_version_is_not_known_to_another_and_each_has_it
 @on_virtual_time
 async def test_the_sequences_of_a_model_end_with_it() -> None:
     pool = PoolOfPretended(resident_models=None)
-    for leave in (lambda: pool.load("text", "2"), lambda: pool.loader.unload("text")):
+    leaves: list[Callable[[], Awaitable[None]]] = [lambda: pool.load("text", "2"), lambda: pool.loader.unload("text")]
+    for leave in leaves:
         await pool.load("text", "1")
         await count(pool.sequences, pool.models.find("text"), start=True)
         assert pool.sequences.live("text") == 1
