@@ -214,7 +214,7 @@ class OperatorCluster:
         if method not in ("post",) and key not in self.objects and not self._may_create(request):
             raise KubernetesError(status=404, message=f"{plural} {key[2]!r} not found")
         if method == "get":
-            return self.objects[key]
+            return self._with_owners(key)
         if plural != "leases":
             verb = "status" if request.subresource == "status" else method
             self.writes.append((verb, plural, key[2]))
@@ -249,13 +249,25 @@ class OperatorCluster:
 
     def _apply(self, key: Key, manager: str, sent: dict[str, Any]) -> dict[str, Any]:
         before = copy.deepcopy(self.objects.get(key, {"metadata": {}}))
-        _take_away(before, self._applied.get((key, manager), {}), sent)
+        assert sent["metadata"].get("uid") in (None, before["metadata"].get("uid"))
+        others = [one for (known, other), one in self._applied.items() if known == key and other != manager]
+        _take_away(before, self._applied.get((key, manager), {}), sent, others)
         self._applied[key, manager] = copy.deepcopy(sent)
         made = self._store(key, _merged(before, sent))
         asyncio.get_running_loop().call_later(0.05, self._collect, key)
         if self._controllers and key[0] in WORKLOADS:
             asyncio.get_running_loop().call_later(0.01, self._roll_out_if_there, key)
         return made
+
+    def _with_owners(self, key: Key) -> dict[str, Any]:
+        """An object with who has applied which of its fields, as far as they are still as they were applied."""
+        one = self.objects[key]
+        fields = [
+            {"manager": manager, "operation": "Apply", "fieldsType": "FieldsV1", "fieldsV1": _owned(applied, one)}
+            for (known, manager), applied in self._applied.items() if known == key
+        ]  # fmt: skip
+        full = {"apiVersion": GROUPS[key[0]], "kind": KINDS[key[0]], **one}
+        return full if not fields else {**full, "metadata": {**one["metadata"], "managedFields": fields}}
 
     def _collect(self, key: Key) -> None:
         """What was applied after its owner had gone goes as well."""
@@ -338,13 +350,28 @@ def _merged(before: Any, sent: Any) -> Any:
     return {**before, **{key: _merged(before.get(key), one) for key, one in sent.items()}}
 
 
-def _take_away(there: dict[str, Any], applied: dict[str, Any], sent: dict[str, Any]) -> None:
-    """What its manager has applied before and does not say any more goes."""
+def _take_away(
+    there: dict[str, Any], applied: dict[str, Any], sent: dict[str, Any], others: list[dict[str, Any]]
+) -> None:
+    """What its manager has applied before and does not say any more goes, where it has no other owner."""
     for key, one in applied.items():
-        if key not in sent:
+        now = there.get(key)
+        if isinstance(one, dict) and isinstance(now, dict):
+            inner = [each[key] for each in others if isinstance(each.get(key), dict)]
+            _take_away(now, one, sent[key] if isinstance(sent.get(key), dict) else {}, inner)
+            if not now and key not in sent:
+                del there[key]
+        elif key not in sent and now == one and all(each.get(key) != now for each in others):
             there.pop(key, None)
-        elif isinstance(one, dict) and isinstance(there.get(key), dict) and isinstance(sent[key], dict):
-            _take_away(there[key], one, sent[key])
+
+
+def _owned(applied: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
+    """The fields of what was applied that nobody has changed since; lists are whole."""
+    return {
+        f"f:{key}": _owned(one, there[key]) if isinstance(one, dict) and isinstance(there[key], dict) else {}
+        for key, one in applied.items()
+        if key in there and (isinstance(one, dict) or there[key] == one)
+    }
 
 
 def _content(one: dict[str, Any]) -> dict[str, Any]:

@@ -72,12 +72,19 @@ class ClusterObjects:
         known = {one.get("name") for one in found.get("resources") or ()}
         return [kind.name for kind in KINDS if kind.plural not in known]
 
-    async def apply(self, wanted: Object) -> Object:
-        """Return the object as it is now. Raises ApiRefused."""
+    async def apply(self, wanted: Object, *, manager: str = MANAGER) -> Object:
+        """Return the object as it is now.
+
+        Args:
+            manager: who owns what is said; only the operator itself takes fields from others.
+
+        Raises:
+            ApiRefused: 409 also where another owner says otherwise.
+        """
         meta = wanted["metadata"]
         path = path_of(wanted["apiVersion"], wanted["kind"], meta["namespace"], meta["name"])
         body = json.dumps(wanted).encode()  # which is YAML as well
-        params = {"fieldManager": MANAGER, "force": "true"}
+        params = {"fieldManager": manager, "force": "true" if manager == MANAGER else "false"}
         return await self._ask("PATCH", path, body, "application/apply-patch+yaml", params)
 
     async def read(self, api: str, kind: str, namespace: str, name: str) -> Object | None:

@@ -23,6 +23,7 @@ from tidegate.tools.operator.conditions import Progress, ResourceCondition, new_
 from tidegate.tools.operator.definitions import API_VERSION
 from tidegate.tools.operator.rendering.objects import CHECKSUM, OWNER_KIND, OWNER_NAME, Object
 from tidegate.tools.operator.rendering.render import mentions, render
+from tidegate.tools.operator.replica_ownership import HEIR, leaves_replicas, replicas_to_hand_over
 from tidegate.tools.operator.resource import CustomResource, Refused, ResourceKey
 from tidegate.tools.operator.rollout_handover import RolloutHandover
 from tidegate.tools.operator.work_queue import WorkQueue
@@ -184,8 +185,17 @@ class Reconciler:
         return None if report.over else ROLLOUT_S
 
     async def _apply(self, wanted: Object) -> Object:
+        if leaves_replicas(wanted):
+            await self._hand_over_replicas(wanted)
         self._check_lease()
         return {**wanted, **await self._cluster.apply(wanted)}
+
+    async def _hand_over_replicas(self, wanted: Object) -> None:
+        meta = wanted["metadata"]
+        live = await self._cluster.read(wanted["apiVersion"], wanted["kind"], meta["namespace"], meta["name"])
+        if live is not None and (given := replicas_to_hand_over(live)):
+            self._check_lease()
+            await self._cluster.apply(given, manager=HEIR)
 
     async def _delete_others(self, resource: CustomResource, wanted: Sequence[Object], *, complete: bool) -> None:
         """ConfigMaps stay until no pod is of the template before: one of those may start again meanwhile."""

@@ -57,6 +57,35 @@ async def test_a_resource_becomes_objects_and_its_status_says_so(cluster: Operat
         assert "annotations" not in meta and "finalizers" not in meta, "it could not be deleted without an operator"
 
 
+async def test_a_pool_keeps_its_replicas_when_autoscaling_is_switched_on(cluster: OperatorCluster) -> None:
+    cluster.send(body("TidegatePool", "cores", modelsVolume=VOLUME, replicas=3))
+    seen: list[int] = []
+
+    def watched(key: tuple[str, str, str], one: dict[str, Any] | None) -> None:
+        if key[0] == "statefulsets" and one is not None:
+            seen.append(one["spec"].get("replicas", 1))
+
+    async with operating(cluster):
+        await until(lambda: is_ready(cluster, "TidegatePool", "cores"), "ready")
+        cluster.on_change = watched
+        for kind in ("hpa", "none", "hpa"):  # a second time, the one before has been somebody's already
+            cluster.change("TidegatePool", "cores", autoscaling={"kind": kind})
+            wanted = {"cores-pool"} if kind == "hpa" else set()
+            await until(
+                lambda wanted=wanted: (
+                    is_ready(cluster, "TidegatePool", "cores")  # type: ignore[misc]
+                    and cluster.names("HorizontalPodAutoscaler") == wanted
+                ),
+                f"autoscaling is {kind}",
+            )
+        cluster.by_hand("StatefulSet", "cores-pool", lambda one: one["spec"].update(replicas=5))
+        cluster.change("TidegatePool", "cores", config={"drain_s": 3})
+        await until(lambda: is_ready(cluster, "TidegatePool", "cores"), "ready again")
+
+    assert cluster.one("StatefulSet", "cores-pool")["spec"]["replicas"] == 5, "what scales it alone says how many"
+    assert set(seen) <= {3, 5}, seen
+
+
 async def test_a_change_arrives_and_what_was_before_goes_once_no_pod_needs_it(cluster: OperatorCluster) -> None:
     cluster.send(gateway(config={"fleet": "one"}))
     async with operating(cluster):

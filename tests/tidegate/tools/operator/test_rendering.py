@@ -77,6 +77,8 @@ def test_who_scales_a_pool_alone_sets_its_replicas() -> None:
     fixed = objects_of(body("TidegatePool", "gpus", modelsVolume=VOLUME, replicas=3))
 
     assert "replicas" not in one_of(scaled, "StatefulSet")["spec"]
+    kinds = [one["kind"] for one in scaled]
+    assert kinds.index("HorizontalPodAutoscaler") < kinds.index("StatefulSet"), "it is there once the number is its own"
     target = one_of(scaled, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
     assert target["name"] == one_of(scaled, "StatefulSet")["metadata"]["name"]
     assert one_of(fixed, "StatefulSet")["spec"]["replicas"] == 3

@@ -64,9 +64,9 @@ def render_pool(resource: CustomResource, models: Sequence[MountedModel]) -> lis
         config_map,
         part.object("v1", "ServiceAccount", automountServiceAccountToken=False),
         _service(part, config),
+        *_scaling(part, spec),  # before the StatefulSet loses its number, so that somebody looks after it
         _stateful_set(part, spec, config, config_map, models),
         *disruption_budget(part, spec),
-        *_scaling(part, spec),
     ]
 
 
