@@ -90,7 +90,10 @@ def _read(path: Path | None) -> dict[str, Any]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except UnicodeDecodeError as error:
+        words = f"byte {error.start} (0x{error.object[error.start]:02x}) is no UTF-8: save the file in that encoding"
+        raise ConfigError(f"the configuration {path}: {words}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
         raise ConfigError(f"the configuration {path} is not valid YAML: {error}") from error
     if loaded is None:
         return {}

@@ -15,6 +15,7 @@ from typing import Any
 import click
 from msgspec.structs import replace
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from gateway.commands.signing_keys import signing
@@ -61,6 +62,7 @@ def keys() -> None:
 keys.add_command(signing)
 
 
+LONGEST_S = 100 * 365 * 86_400.0  # a century: beyond, "until it is revoked" says it better
 _key_as_json = click.option("--json", "as_json", is_flag=True, help="The key with its grant, as JSON.")
 
 
@@ -74,7 +76,11 @@ _key_as_json = click.option("--json", "as_json", is_flag=True, help="The key wit
     show_default=True,
     help="Glob of models; may be repeated.",
 )
-@click.option("--expires", type=Duration(), help="How long it is valid: 24h, 90d. Default: until it is revoked.")
+@click.option(
+    "--expires",
+    type=Duration(max_s=LONGEST_S),
+    help="How long it is valid: 24h, 90d. Default: until it is revoked.",
+)
 @click.option(
     "--highest-priority",
     type=click.IntRange(1, LAST_LEVEL),
@@ -157,8 +163,8 @@ def list_(path: Path, as_json: bool) -> None:
     table = Table(*columns)
     for row in rows:
         table.add_row(
-            row["id"], row["tenant"], row["standing"], ", ".join(row["models"]), ", ".join(row["rights"]),
-            row["expires"] or "never", row["note"],
+            row["id"], escape(row["tenant"]), row["standing"], escape(", ".join(row["models"])),
+            ", ".join(row["rights"]), row["expires"] or "never", escape(row["note"]),
         )  # fmt: skip
     Console().print(table)
 
@@ -168,7 +174,7 @@ def list_(path: Path, as_json: bool) -> None:
 @click.argument("id")
 @click.option(
     "--overlap",
-    type=Duration(),
+    type=Duration(max_s=LONGEST_S),
     default="24h",
     show_default=True,
     help="How long the old secret stays valid.",
@@ -243,4 +249,9 @@ def _row(record: KeyRecord, now: float) -> dict[str, Any]:
 
 
 def _date(utc_s: float | None) -> str | None:
-    return None if utc_s is None else datetime.fromtimestamp(utc_s, UTC).isoformat(timespec="seconds")
+    if utc_s is None:
+        return None
+    try:
+        return datetime.fromtimestamp(utc_s, UTC).isoformat(timespec="seconds")
+    except (OverflowError, OSError, ValueError):  # of a file that something else wrote
+        return "beyond the calendar"

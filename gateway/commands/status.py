@@ -213,11 +213,11 @@ def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Tab
     table = Table(target, state, address, "over", *optional, *([] if narrow else ["models"]), *load)
     for one in targets:
         words = [word for word in (one["reason"], _mode(one), _backlog(one)) if word]
-        reason = f" ({'; '.join(words)})" if words else ""
+        reason = escape(f" ({'; '.join(words)})") if words else ""  # a device may say what it likes
         table.add_row(
             one["id"],
             f"[{_COLOURS[one['state']]}]{one['state']}[/]{reason}",
-            one["address"],
+            escape(one["address"]),  # an IPv6 address is in brackets
             _over(one),
             *([escape(one.get("source", ""))] if found else []),
             *([_evidence(one)] if asked else []),

@@ -70,6 +70,22 @@ def test_a_bad_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) ->
         load(Example)
 
 
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [
+        ("# für Köln\n".encode("latin-1"), "byte 3 (0xfc) is no UTF-8"),
+        (b"name: 2026-99-99\n", "is not valid YAML: month must be in 1..12"),
+        (b"[" * 5000, "is not valid YAML"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, written: bytes, words: str) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_bytes(written)
+    with pytest.raises(ConfigError) as refused:
+        load(Example, file)
+    assert str(file) in str(refused.value) and words in str(refused.value)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load(Example, tmp_path / "nowhere.yaml")

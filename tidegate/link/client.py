@@ -387,5 +387,6 @@ class LinkClient:
             self._evidence.set_result(frame.proof)
 
     def _take_goodbye(self, frame: link_pb2.Goodbye) -> None:
-        self._closed = f"the other side is leaving: {frame.reason}"
-        self._listener.leaving(frame.reason)
+        reason = frame.reason[:_MOST_WORDS]
+        self._closed = f"the other side is leaving: {reason}"
+        self._listener.leaving(reason)

@@ -62,7 +62,6 @@ class PkiStore:
         if self.exists():
             raise PkiError(f"{self.folder} holds a CA already: use it, or choose another --dir")
         authority = Authority.make(name, valid=timedelta(days=days), now=now, permit=permit)
-        self.folder.mkdir(parents=True, exist_ok=True)
         _write(authority.pair, self.ca_cert, self.ca_key)
         return authority
 

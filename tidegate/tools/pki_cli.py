@@ -220,7 +220,9 @@ def renew(identities: tuple[str, ...], folder: Path, force: bool) -> None:
     try:
         wanted = {CertificateIdentity.parse(one) for one in identities}
         store.authority()
-        known = [held.issued for held in store.held() if held.issued is not None]
+        all_held = store.held()
+        known = [held.issued for held in all_held if held.issued is not None]
+        unusable = [f"{held.path}: {held.problem}" for held in all_held if held.issued is None]
         if missing := wanted - {one.identity for one in known}:
             names = ", ".join(sorted(map(str, missing)))
             raise PkiError(f"{folder} holds no certificate of {names}; `tidegate pki issue` makes one")
@@ -232,6 +234,8 @@ def renew(identities: tuple[str, ...], folder: Path, force: bool) -> None:
         raise click.ClickException(str(error)) from error
     if not any(not wanted or one.identity in wanted for one in due):
         click.echo("nothing is due")
+    if unusable and not wanted:
+        raise click.ClickException("; ".join(unusable) + ": `tidegate pki issue` makes them anew")
 
 
 @pki.command()

@@ -55,6 +55,16 @@ def test_a_long_reason_leaves_room_for_the_name_of_its_target() -> None:
     assert "edge/desk" in caught.get() and "http://h:1" in caught.get()
 
 
+def test_addresses_and_reasons_in_brackets_are_shown_as_they_are() -> None:
+    down = {"state": "down", "reason": "leaving: [/x] cannot connect to [fe80::1]:9001"}
+    rest = {"address": "[fd00::5]:8001", "transport": "link", "models": [], "rtt_ms": 1.0, "queued": 0, "in_flight": 0}
+    told = Console(width=150)
+    with told.capture() as caught:
+        told.print(targets_table([{"id": "edge/desk", **down, **rest}]))
+    for shown in ("[fd00::5]:8001", "[/x]", "[fe80::1]:9001"):
+        assert shown in caught.get()
+
+
 def test_settings_of_devices_are_counted_where_some_are_desired() -> None:
     assert configuration_lines({}) == configuration_lines({"devices": {}, "drifted": []}) == []
     (line,) = configuration_lines({"devices": {"in_sync": 38, "pending": 0, "drifted": 2}})

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from gateway.commands.keys import keys
@@ -41,6 +42,20 @@ async def standing(path: Path, text: str) -> str:
             return ring.identify(text, clock.utc_s()).id
         except UnprovedCredential as error:
             return error.reason
+
+
+def test_a_list_shows_what_was_granted_whatever_brackets_are_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    made(path, "--tenant", "acme", "--models", "minilm-[ab]*", "--note", "see [/wiki/x]", "--expires", "1h")
+    (record,) = read_keys(path)
+    with edit_keys(path) as records:  # as something else may have written it
+        records[record.id] = replace(record, expires_at=1e15)
+    listed = CliRunner(env={"COLUMNS": "200"}).invoke(keys, ["list", "--file", str(path)])
+    assert listed.exit_code == 0, listed.output
+    for shown in ("minilm-[ab]*", "see [/wiki/x]", "beyond the calendar"):
+        assert shown in listed.output
+    endless = run(path, "create", "--tenant", "a", "--expires", "9999999d")
+    assert endless.exit_code == 2 and "at most" in endless.output and len(read_keys(path)) == 1
 
 
 async def test_a_key_that_is_made_is_good_and_says_all_that_was_granted(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -394,9 +395,12 @@ def _ranges(flag: str, words: tuple[str, ...]) -> dict[str, tuple[float, float]]
         try:
             if match is None:
                 raise ValueError("no match")
-            found[match["name"]] = float(match["min"]), float(match["max"])
+            least, most = float(match["min"]), float(match["max"])
+            if not (isfinite(least) and isfinite(most)):
+                raise ValueError("not finite")
+            found[match["name"]] = least, most
         except ValueError as error:
-            raise BuildError(f"{flag} {word!r}: must look like NAME=MIN:MAX, with numbers") from error
+            raise BuildError(f"{flag} {word!r}: must look like NAME=MIN:MAX, with finite numbers") from error
     return found
 
 

@@ -186,6 +186,8 @@ def up(
         code = asyncio.run(_up(options, screen, restart=not no_restart, as_json=as_json))
     except (PlanError, PortsTaken, DirectoryInUse, ChildFailed, RepositoryError) as error:
         raise click.ClickException(str(error)) from error
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise click.ClickException(f"--data-dir {data_dir}: {error.filename}: {error.strerror}") from error
     sys.exit(code)
 
 

@@ -6,10 +6,12 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from tidegate.tools.build.demo.demo_models import RECIPES
 from tidegate.tools.build.demo.paced import PacedCosts, add_paced
 from tidegate.tools.build.errors import BuildError
+from tidegate.tools.up.cli import up
 from tidegate.tools.up.models import left_out, missing_models, wanted_models
 
 
@@ -52,3 +54,10 @@ def test_demos_may_be_named_and_a_wrong_name_is_answered_with_the_right_ones(mon
 def test_only_what_is_wanted_is_missing(tmp_path: Path) -> None:
     assert missing_models(tmp_path, wanted=("digits",)) == ["digits"]
     assert missing_models(tmp_path, wanted=()) == []
+
+
+def test_a_data_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(up, ["--data-dir", str(tmp_path / "file" / "data"), "--ports-from", "24000"])
+    assert result.exit_code == 1 and f"--data-dir {tmp_path / 'file' / 'data'}" in result.output, result.output
+    assert "Traceback" not in result.output

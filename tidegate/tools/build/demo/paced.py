@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +133,12 @@ def parse_points(flag: str, words: str) -> Points:
     """ "8:8,512:250" as points of (work units, milliseconds). Raises BuildError."""
     try:
         pairs = [pair.split(":") for pair in words.split(",")]
-        return tuple((float(units), float(ms)) for units, ms in pairs)
+        points = tuple((float(units), float(ms)) for units, ms in pairs)
     except ValueError as error:
         raise BuildError(f"{flag} {words!r}: must look like UNITS:MS,UNITS:MS, with numbers") from error
+    if not all(isfinite(number) for point in points for number in point):
+        raise BuildError(f"{flag} {words!r}: every number must be finite")
+    return points
 
 
 def _variant(

@@ -15,6 +15,8 @@ from tidegate.engines.paced import read_pace
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository
 from tidegate.tools.build.cli import model
+from tidegate.tools.build.demo.paced import parse_points
+from tidegate.tools.build.errors import BuildError
 
 
 def paced(root: Path, *words: str) -> Result:
@@ -111,6 +113,12 @@ def test_what_is_there_stays_unless_force_is_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", ["512:nan", "inf:3", "8", "a:b", "8:8:8"])
+def test_points_that_are_no_finite_numbers_are_refused(words: str) -> None:
+    with pytest.raises(BuildError, match="--edge-ms"):
+        parse_points("--edge-ms", words)
+
+
 def test_measuring_a_paced_model_gives_its_own_table_back_as_a_scenario_wants_it(tmp_path: Path) -> None:
     assert paced(tmp_path, "m", "--edge-ms", "1:6,64:20", "--pool-ms", "1:30").exit_code == 0
     found = CliRunner().invoke(model, ["measure", "m", "--repository", str(tmp_path), "--seconds", "3"])
