@@ -36,7 +36,7 @@ def admit(
             try:
                 return await inner(call)
             finally:
-                admission.leave(quota, now() - entered_at)
+                admission.leave_quota(quota, now() - entered_at)
 
         return service
 

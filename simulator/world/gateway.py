@@ -441,8 +441,7 @@ class SimulatedExecution:
     def _close(self, now: float) -> None:
         gateway = self._gateway
         if not self._is_half:
-            door = gateway.router.door
-            door.leave(door.tenants.of(self._request.kind.tenant), now - self._started_at)
+            gateway.router.door.leave(self._request.kind.tenant, now - self._started_at)
         if self._timer is not None:
             gateway.events.cancel(self._timer)
             self._timer = None

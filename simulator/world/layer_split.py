@@ -101,8 +101,7 @@ class _SplitRequest:
 
     def _finish(self, end: Answer, job: SimulatedJob, now: float) -> None:
         gateway, request = self._gateway, self._request
-        door = gateway.router.door
-        door.leave(door.tenants.of(request.kind.tenant), now - self._began_at)
+        gateway.router.door.leave(request.kind.tenant, now - self._began_at)
         tally, kind = gateway.tally, request.kind
         in_time = now <= self._ask.deadline
         if request.at >= tally.counts_from:

@@ -9,16 +9,14 @@ Decides purely; ids are drawn by `new_id`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from tidegate.generate.json_schema import BadSchema, check_bounds
 from tidegate.generate.text.tool_calls import MAX_CALLS, Dialect, ToolCall, ToolCallReader
 from tidegate.generate.usage import Usage
 from tidegate.oip.generation.answer import GenerationAnswer, Piece
-from tidegate.openai.wrong_parameter import WrongParameter
 
 
 class CalledTools:
@@ -94,17 +92,6 @@ class CalledTools:
 
     def __repr__(self) -> str:
         return f"<CalledTools {self._reader!r}>"
-
-
-def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raises WrongParameter for a tool whose parameters no server should be given to make a grammar of."""
-    for index, tool in enumerate(tools):
-        function = tool.get("function", tool)
-        parameters = function.get("parameters") if isinstance(function, dict) else None
-        try:
-            check_bounds(parameters)
-        except BadSchema as error:
-            raise WrongParameter("tools", f"tools[{index}].function.parameters: {error}") from error
 
 
 def tool_names(tools: Sequence[Any]) -> frozenset[str]:

@@ -15,9 +15,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from tidegate.openai.called_tools import check_tools
 from tidegate.openai.generation_fields import GenerationFields, GenerationOptions, options_of, refuse_unserved
-from tidegate.openai.passed_fields import TemplateVariable, check_variables, passed_fields
+from tidegate.openai.passed_fields import TemplateVariable, check_tools, check_variables, passed_fields
 from tidegate.openai.wrong_parameter import WrongParameter, decoded
 from tidegate.text_prompt import TextPrompt
 

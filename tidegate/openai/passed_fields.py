@@ -13,12 +13,13 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
+from tidegate.generate.json_schema import BadSchema, check_bounds
 from tidegate.openai.generation_fields import ResponseFormat
 from tidegate.openai.wrong_parameter import WrongParameter
 from tidegate.text_prompt import MESSAGES, PROMPT, TOOLS, TextPrompt
@@ -73,6 +74,17 @@ def check_variables(variables: Mapping[str, TemplateVariable] | None) -> None:
     for name in variables or ():
         if name in _PARAMETERS:
             raise WrongParameter(TEMPLATE_KWARGS, f"{TEMPLATE_KWARGS}.{name} is not served: leave it out")
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raises WrongParameter for a tool whose parameters no server should be given to make a grammar of."""
+    for index, tool in enumerate(tools):
+        function = tool.get("function", tool)
+        parameters = function.get("parameters") if isinstance(function, dict) else None
+        try:
+            check_bounds(parameters)
+        except BadSchema as error:
+            raise WrongParameter("tools", f"tools[{index}].function.parameters: {error}") from error
 
 
 def _rebuilt(wanted: ResponseFormat, schema: str) -> dict[str, Any]:

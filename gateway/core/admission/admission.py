@@ -113,13 +113,13 @@ class Admission:
             quota.enter()
         return refusal
 
-    def leave(self, quota: TenantQuota, stayed_s: float) -> None:
-        """A request that was let in is over.
+    def leave(self, tenant: str, stayed_s: float) -> None:
+        """A request that was let in is over, of a tenant whose quota is what it was then. `stayed_s`: how long it was
+        inside."""
+        self.leave_quota(self.tenants.of(tenant), stayed_s)
 
-        Args:
-            quota: its tenant's when it entered: a tenant may have got one of its own since.
-            stayed_s: how long it was inside.
-        """
+    def leave_quota(self, quota: TenantQuota, stayed_s: float) -> None:
+        """The same. `quota`: its tenant's when it entered, which may have got one of its own since."""
         self.limit.release()
         quota.leave()
         self._mean_stay_s += _STAY_WEIGHT * (stayed_s - self._mean_stay_s)

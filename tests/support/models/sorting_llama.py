@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ _STEPS: Final = 1400
 _ROWS: Final = 128
 _WIDTH: Final = 32
 _RATE: Final = 3e-3
+_TRIES: Final = 5
 
 
 @pytest.fixture(scope="session")
@@ -43,14 +45,30 @@ def sorter_repository() -> Repository:
     root.parent.mkdir(parents=True, exist_ok=True)
     with open(root.parent / "sorting-models.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (root / NAME / "1" / "model.yaml").exists():
+        for seed in range(_TRIES):
+            if _is_worse_in_int4(root):
+                break
+            shutil.rmtree(root, ignore_errors=True)
             with TemporaryDirectory() as source:
-                _in_a_process(f"from tests.support.models.sorting_llama import train; train({source!r})")
+                _in_a_process(f"from tests.support.models.sorting_llama import train; train({source!r}, {seed})")
                 _in_a_process(
                     "from tidegate.tools.build.cli import model; model()",
                     *["add", NAME, "--generative", source, "--repository", str(root)],
                 )
     return Repository(root)
+
+
+def _is_worse_in_int4(root: Path) -> bool:
+    """Whether the sorter is there, and is a task for escalation.
+
+    The build measures quality on a few short answers, and what training comes to differs from processor to processor:
+    on some, one seed's int4 gives all of these answers as bf16 does.
+    """
+    if not (root / NAME / "1" / "model.yaml").exists():
+        return False
+    (manifest,) = Repository(root).manifests()
+    qualities = {one.name: one.quality.value for one in manifest.variants if one.quality is not None}
+    return qualities["int4"] < qualities["bf16"]
 
 
 def tasks(count: int, seed: int) -> list[tuple[str, str]]:
@@ -76,13 +94,13 @@ def _in_a_process(program: str, *words: str) -> None:
         raise RuntimeError(f"making the sorter failed:\n{done.stdout}\n{done.stderr}")
 
 
-def train(folder: str) -> None:
+def train(folder: str, seed: int = 0) -> None:
     """Write the trained model into `folder` as Hugging Face's tools do."""
     import torch
     from tokenizers import Tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(0)
+    torch.manual_seed(2 * seed)
     write_byte_tokenizer(Path(folder))
     vocabulary = Tokenizer.from_file(str(Path(folder) / "tokenizer.json")).get_vocab()
     ids = torch.tensor([vocabulary[digit] for digit in "0123456789"])
@@ -101,7 +119,7 @@ def train(folder: str) -> None:
         tie_word_embeddings=True,
     )
     model = LlamaForCausalLM(config)
-    chance = torch.Generator().manual_seed(1)
+    chance = torch.Generator().manual_seed(2 * seed + 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, _STEPS)
     colon, end = torch.full((_ROWS, 1), vocabulary[":"]), torch.full((_ROWS, 1), END)

@@ -26,7 +26,7 @@ def swamp(door: Admission, now: float, *, loss: float = 0.5, for_s: float = 0.3)
         now += 0.01
         door.placed(0.2, 2.0, loss)
         if door.enter(who(priority=1), now) is None:
-            door.leave(door.tenants.of(""), 0.1)
+            door.leave("", 0.1)
     return now
 
 
@@ -47,7 +47,7 @@ def test_in_overload_the_least_important_are_refused_first_and_the_most_importan
             if door.enter(who(priority=priority, asked=asked), now) is not None:
                 refused[priority] += 1
                 continue
-            door.leave(door.tenants.of(""), 0.1)
+            door.leave("", 0.1)
             door.placed(0.2, 2.0, 0.3 if priority == 4 else 0.02)  # the unimportant are what makes the queues too long
     assert door.overloaded()
     assert refused[4] > 100
@@ -64,7 +64,7 @@ def test_overload_refuses_a_model_of_more_weight_less_often() -> None:
             if door.enter(who(asked=asked, share=share), now) is not None:
                 refused[share] += 1
                 continue
-            door.leave(door.tenants.of(""), 0.1)
+            door.leave("", 0.1)
             door.placed(0.2, 2.0, 0.2)
     assert refused[0.2] > 1.5 * refused[1.0] > 1.5 * 1.5 * refused[5.0]
 
@@ -88,7 +88,7 @@ def test_the_state_and_the_cut_are_left_when_the_queues_are_gone() -> None:
     for step in range(300):
         door.placed(0.0, 0.0, 0.0)
         if door.enter(who(), now + step * 0.01) is None:
-            door.leave(door.tenants.of(""), 0.01)
+            door.leave("", 0.01)
     assert not door.overloaded()
     assert [on for on, _ in told] == [True, False]
     assert all(why for _, why in told)
@@ -140,7 +140,7 @@ def test_what_a_refused_caller_is_told_is_whole_milliseconds_within_bounds(stays
     door = Admission(AdaptiveLimit(1), TenantQuotas(), draw=lambda: draw)
     for stay_s in stays:
         assert door.enter(who(), NOW) is None
-        door.leave(door.tenants.of(""), stay_s)
+        door.leave("", stay_s)
     assert door.enter(who(), NOW) is None
     refusal = door.enter(who(), NOW)
     assert refusal is not None and refusal.retry_after_s is not None
@@ -154,7 +154,7 @@ def test_the_longer_requests_stay_the_later_refused_callers_are_sent_back() -> N
         door = admission_of(1)
         for _ in range(300):
             door.enter(who(), NOW)
-            door.leave(door.tenants.of(""), stay_s)
+            door.leave("", stay_s)
         door.enter(who(), NOW)
         refusal = door.enter(who(), NOW)
         assert refusal is not None
@@ -170,10 +170,10 @@ def test_no_counter_leaks_whoever_comes_and_goes(steps: list[tuple[str, str]]) -
         if what == "enter" and door.enter(who(tenant), NOW + at) is None:
             inside.append(tenant)
         elif what == "leave" and inside:
-            door.leave(door.tenants.of(inside.pop()), 0.1)
+            door.leave(inside.pop(), 0.1)
         assert door.in_flight == len(inside) <= 20
         assert door.tenants.of("acme").in_flight == inside.count("acme") <= 3
     for tenant in inside:
-        door.leave(door.tenants.of(tenant), 0.1)
+        door.leave(tenant, 0.1)
     assert all(quota.in_flight == 0 for quota in door.tenants.quotas.values())
     assert set(door.tenants.quotas) == {"acme", "default"}
