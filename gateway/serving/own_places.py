@@ -24,7 +24,8 @@ class OwnPlaces:
         self._left_out = left_out
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
-        return self._placement.decide(ask, now, {*self._left_out, *exclude} if exclude else self._left_out)
+        left_out = self._left_out | ask.left_out if ask.left_out else self._left_out
+        return self._placement.decide(ask._replace(left_out=left_out), now, exclude)
 
     def __repr__(self) -> str:
         return f"<OwnPlaces {self._placement!r}>"

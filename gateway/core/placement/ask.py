@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Set
+from typing import Final, NamedTuple
 
 from gateway.core.placement.generation_time import GenerationAsk
 from tidegate.placement_pin import Pin
+
+NOTHING: Final[Set[str]] = frozenset()
 
 
 class Ask(NamedTuple):
@@ -31,3 +34,5 @@ class Ask(NamedTuple):
     generation: GenerationAsk | None = None  # of a generating model, whose `units` are those expected
     ids: bool = False  # a generation that only a target of token ids can answer: there are no words for it
     begun: bool = False  # a generation whose beginning another target has written, given to this one in words
+    home: str = ""  # the only target that will do: it remembers the sequence of which this is a step
+    left_out: Set[str] = NOTHING  # targets that are no candidates, though none of them was tried

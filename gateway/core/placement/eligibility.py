@@ -138,6 +138,10 @@ def _target_reason(target: TargetView, ask: Ask, now: float, exclude: Collection
     broken = broken_promise(target, ask)
     if broken is not None and broken.rule == "pin":
         return f"{target.id} is outside of the pin, in zone {target.spec.lies_in}"
+    if target.id in ask.left_out:
+        return f"{target.id} is not for this request"
+    if ask.home not in ("", target.id):
+        return f"{target.id} knows nothing of this sequence"
     if target.id in exclude:
         return f"{target.id} was tried"
     state, reason = target.state(now)

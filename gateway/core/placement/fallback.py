@@ -83,7 +83,11 @@ class FallbackPlacer:
 
 def least_request(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
     """Where `ask` goes by this rule alone."""
-    offers = [one for one in fleet.offered(ask.model, ask.version) if one.target.id not in exclude]
+    offers = [
+        one
+        for one in fleet.offered(ask.model, ask.version)
+        if one.target.id not in exclude and one.target.id not in ask.left_out and ask.home in ("", one.target.id)
+    ]
     found = [one for one in offers if _is_eligible(one, ask, now)]
     found = found or [one for one in offers if _is_eligible(one, ask, now, deferred=True)]
     if not found:

@@ -273,7 +273,9 @@ class Placer:
                 refusal=_too_dear(self.cloud_budget),
                 judged=judged,
             )
-        if ask.pin != "any":
+        if ask.home:
+            reason = "bound"
+        elif ask.pin != "any":
             reason = "pinned"
         elif ask.variant:
             reason = "demanded"
@@ -305,6 +307,10 @@ class Placer:
     def candidates(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> tuple[Candidate, ...]:
         """The targets that may take `ask` now, each with its predictions; of a large fleet those of a shortlist."""
         offers = self.fleet.offers(ask.model, ask.version)
+        if ask.left_out:
+            exclude = {*ask.left_out, *exclude}
+        if ask.home:
+            return self._at_home(ask, now, exclude)
         if self._crowd_draw is not None:
             found = self._fitting(sample(offers, self._crowd_draw), ask, now, exclude)
             if any(one.finish_s <= ask.deadline - now for one in found):
@@ -315,6 +321,11 @@ class Placer:
         found = found or self._fitting(offers.all.items, ask, now, exclude)
         found = found or self._fitting(offers.all.items, ask, now, exclude, aside=True)
         return _without_reserve(found, ask.deadline - now) if self.fleet.has_reserve else found
+
+    def _at_home(self, ask: Ask, now: float, exclude: Collection[str]) -> tuple[Candidate, ...]:
+        """The candidates on the one target that will do: neither a sample nor a reserve may pass it over."""
+        offers = offers_of(self.fleet, ask, ask.home)
+        return self._fitting(offers, ask, now, exclude) or self._fitting(offers, ask, now, exclude, aside=True)
 
     def _fitting(
         self, offers: Sequence[Offer], ask: Ask, now: float, exclude: Collection[str], *, aside: bool = False
@@ -340,6 +351,18 @@ class Placer:
                 and not (exclude and offered.target.id in exclude)
             ]
         )
+
+
+def offers_of(fleet: Fleet, ask: Ask, target_id: str) -> list[Offer]:
+    """What a target offers of the ask's model."""
+    target, indexed = fleet.targets.get(target_id), fleet.offers(ask.model, ask.version).all
+    return [
+        one
+        for offer in (target.offers if target is not None else ())
+        if (offer.name, offer.version) == (ask.model, ask.version)
+        for variant in offer.variants
+        if (one := indexed.get((target_id, variant.name)))
+    ]
 
 
 def _without_reserve(candidates: tuple[Candidate, ...], budget_s: float) -> tuple[Candidate, ...]:

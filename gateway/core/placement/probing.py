@@ -32,7 +32,7 @@ from gateway.core.fleet.target import TargetView
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import target_ineligible, variant_ineligible
 from gateway.core.placement.placement import Placement
-from gateway.core.placement.placer import Candidate, Decision, predicted
+from gateway.core.placement.placer import Candidate, Decision, offers_of, predicted
 from tidegate.outcome import NothingAlive
 from tidegate.priority import level_of
 
@@ -102,16 +102,13 @@ class ProbePlacer:
         """The targets on trial whose probe is due and may be spent on this request, each with its predictions."""
         may_wait = level_of(ask.priority) < LOW_LEVEL and not anybody
         due = partial(_is_due, may_wait=may_wait, anybody=anybody)
-        indexed = self._fleet.offers(ask.model, ask.version).all
         return [
             predicted(one, ask, now)
             for target_id in self._fleet.balance.ejected
-            if target_id not in exclude
-            if target_ineligible(target := self._fleet.targets[target_id], ask, now, usable=due) is None
-            for offer in target.offers
-            if (offer.name, offer.version) == (ask.model, ask.version)
-            for variant in offer.variants
-            if (one := indexed.get((target_id, variant.name))) and variant_ineligible(one.variant, ask) is None
+            if target_id not in exclude and target_id not in ask.left_out and ask.home in ("", target_id)
+            if target_ineligible(self._fleet.targets[target_id], ask, now, usable=due) is None
+            for one in offers_of(self._fleet, ask, target_id)
+            if variant_ineligible(one.variant, ask) is None
         ]
 
     def _doubted(self, decision: Decision) -> Candidate | None:

@@ -76,15 +76,11 @@ class StickyPlacer:
         if self._asked and not self._start:
             words = "a step of a sequence is asked once: whether the lost one counted is not known"
             return Decision(now, ask, (), None, "", Unreachable(words))
-        decision = self._placement.decide(ask, now, exclude)
-        if self._home is not None:
-            decision = self._to_home(decision, ask, now, self._home)
         self._asked = True
+        if self._home is None:
+            return self._placement.decide(ask, now, exclude)
+        decision = self._placement.decide(ask._replace(home=self._home), now, exclude)
+        if isinstance(decision.refusal, NothingAlive):
+            words = f"{self._home} remembers this sequence and cannot be asked now; begin it anew with sequence_start"
+            return decision._replace(refusal=NothingAlive(words, retry_after_s=decision.refusal.retry_after_s))
         return decision
-
-    def _to_home(self, decision: Decision, ask: Ask, now: float, home: str) -> Decision:
-        found = [one for one in decision.candidates if one.target.id == home]
-        if not found:
-            words = f"{home} remembers this sequence and cannot be asked now; begin it anew with sequence_start"
-            return Decision(now, ask, (), None, "", NothingAlive(words))
-        return Decision(now, ask, tuple(found), found[0], "bound", None)
