@@ -40,17 +40,32 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"models": CLAIM, "tls": {"mode": "csi", "csi": {"issuerName": "ca"}},
          "fullnameOverride": "inference-of-the-north"}, "fullnameOverride"
     ),
+    "a free port of the gateway": (
+        {"models": CLAIM, "gateway": {"config": {"grpc_port": 0}}}, "gateway.config.grpc_port"
+    ),
+    "a free port of the pool": ({"models": CLAIM, "pool": {"config": {"metrics_port": 0}}}, "pool.config.metrics_port"),
     "no issuer": ({"models": CLAIM, "fullnameOverride": "t", "tls": {"mode": "csi"}}, "tls.csi.issuerName"),
 }  # fmt: skip
 # A field that Kubernetes does not know, in a place where the chart takes its words as they are.
 MISSPELT = {"models": CLAIM, "pool": {"extraVolumes": [{"name": "x", "emptyDir": {"sizelimit": "1Gi"}}]}}
+CSI = {"mode": "csi", "csi": {"issuerName": "ca"}}
+SCALED = {"models": CLAIM, "fullnameOverride": "t", "autoscaling": {"kind": "keda"}}
+MORE: dict[str, dict[str, Any]] = {
+    "misspelt": MISSPELT,
+    "keda over tls": {**SCALED, "tls": CSI},
+    "other ports": {
+        **SCALED,
+        "gateway": {"config": {"http_port": 9000, "grpc_port": 9001, "metrics_port": 9002}},
+        "pool": {"config": {"grpc_port": 9101, "metrics_port": 9102}},
+    },
+}
 needs_helm = pytest.mark.skipif(not has_helm(), reason="`make checks` could not set up Helm's engine here")
 
 
 @pytest.fixture(scope="module")
 def rendering() -> tuple[dict[str, Rendered], list[Any]]:
     values = {name: yaml.safe_load(path.read_text()) for name, path in EXAMPLES.items()}
-    return render(values | {name: wrong for name, (wrong, _) in WRONG.items()} | {"misspelt": MISSPELT})
+    return render(values | {name: wrong for name, (wrong, _) in WRONG.items()} | MORE)
 
 
 @pytest.fixture
@@ -58,7 +73,7 @@ def rendered(rendering: tuple[dict[str, Rendered], list[Any]]) -> dict[str, Rend
     return rendering[0]
 
 
-@pytest.fixture(params=sorted(set(EXAMPLES) - {"operator"}))
+@pytest.fixture(params=sorted((set(EXAMPLES) | set(MORE)) - {"operator", "misspelt"}))
 def example(request: pytest.FixtureRequest, rendered: dict[str, Rendered]) -> Rendered:
     return rendered[request.param]
 
@@ -190,9 +205,14 @@ def test_the_ports_that_are_named_are_open(example: Rendered) -> None:
         assert open_ports == {
             value for key, value in config.items() if key.endswith("_port") and key != "admin_port"
         }, "all but the operators', which listens on loopback"
-        names = {one["name"] for one in container["ports"]}
+        named = {one["name"]: one["containerPort"] for one in container["ports"]}
         probed = {probe["httpGet"]["port"] for probe in _probes(container) if "httpGet" in probe}
-        assert probed <= names
+        assert probed <= set(named)
+        asked = {probe["grpc"]["port"] for probe in _probes(container) if "grpc" in probe}
+        assert asked <= {named["grpc"]}
+        services = [one for one in example.documents if one["kind"] == "Service" and role in one["metadata"]["name"]]
+        for port in [port for one in services for port in one["spec"]["ports"]]:
+            assert port["port"] == named[port["targetPort"]], "a caller finds what the configuration says"
 
 
 def _probes(container: dict[str, Any]) -> list[dict[str, Any]]:
@@ -239,6 +259,43 @@ def test_the_pool_is_scaled_as_in_the_manifests_without_a_chart(rendered: dict[s
     url = of_keda["triggers"][0]["metadata"]["url"]
     service = rendered["gpu-keda"].one("Service", "-gateway-metrics")["metadata"]["name"]
     assert url == f"http://{service}.prod.svc:8002/scaling"
+
+
+@needs_helm
+def test_keda_asks_at_the_port_of_the_configuration(rendered: dict[str, Rendered]) -> None:
+    trigger = rendered["other ports"].one("ScaledObject", "-pool")["spec"]["triggers"][0]["metadata"]
+
+    assert trigger["url"] == "http://t-gateway-metrics.prod.svc:9002/scaling"
+    assert "unsafeSsl" not in trigger
+
+
+@needs_helm
+def test_over_tls_keda_can_ask_a_gateway(rendered: dict[str, Rendered]) -> None:
+    scaled = rendered["keda over tls"]
+    trigger = scaled.one("ScaledObject", "-pool")["spec"]["triggers"][0]["metadata"]
+    gateway = dict(pods(scaled))["t-gateway"]["spec"]
+    volume = next(one for one in gateway["volumes"] if one["name"] == "pki")["csi"]["volumeAttributes"]
+
+    host = trigger["url"].removeprefix("https://").partition(":")[0]
+    assert host in volume["csi.cert-manager.io/dns-names"].split(",")
+    assert trigger["unsafeSsl"] == "true", "KEDA has no CA of the fleet"
+
+
+@needs_helm
+def test_a_scaled_pool_keeps_the_replicas_that_it_has(tmp_path: Path) -> None:
+    """Helm's engine asks no cluster here, so what it would answer is put in the question's place."""
+    chart = tmp_path / "tidegate"
+    shutil.copytree(CHART, chart)
+    template = chart / "templates" / "pool.yaml"
+    asks = 'lookup "apps/v1" "StatefulSet" .Release.Namespace $name'
+    assert asks in template.read_text()
+    template.write_text(template.read_text().replace(asks, 'dict "spec" (dict "replicas" 7.0)'))
+
+    found = render({"scaled": SCALED, "fixed": {**SCALED, "autoscaling": {"kind": "none"}}}, chart)[0]
+
+    assert found["scaled"].complaints == []
+    assert found["scaled"].one("StatefulSet", "-pool")["spec"]["replicas"] == 7
+    assert found["fixed"].one("StatefulSet", "-pool")["spec"]["replicas"] == 1
 
 
 @needs_helm

@@ -45,10 +45,10 @@ def has_helm() -> bool:
     return all(any(CHECKS.parents[1].glob(f"lib/python3*/site-packages/{one}")) for one in wanted)
 
 
-def render(values: dict[str, Any]) -> tuple[dict[str, Rendered], list[Any]]:
+def render(values: dict[str, Any], chart: Path = CHART) -> tuple[dict[str, Rendered], list[Any]]:
     """Each set of values by its name, and what `helm lint --strict` says of the chart with the first set."""
     script = Path(__file__).parent / "outside.py"
-    asked = {"chart": str(CHART), "values": values, "versions": VERSIONS, "others": FOREIGN}
+    asked = {"chart": str(chart), "values": values, "versions": VERSIONS, "others": FOREIGN}
     done = subprocess.run(
         [CHECKS, script], input=json.dumps(asked), capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
     )

@@ -143,7 +143,7 @@ class Reconciler:
         resource = self._known[key] = CustomResource.of(key.kind, body)
         if key.kind == "TidegateRollout":
             return await self._carry(resource)
-        await self._know_models(resource)
+        await self._know_named(resource)
         try:
             rendered = render(resource, self._known)
         except Refused as error:
@@ -161,10 +161,9 @@ class Reconciler:
         await self._say(resource, [ResourceCondition("Accepted", "True", "Rendered"), ready], fields)
         return None
 
-    async def _know_models(self, resource: CustomResource) -> None:
-        """Read the models that no watch has shown yet, as at the start: they are not missing."""
-        for name in resource.model_names:
-            key = ResourceKey("TidegateModel", resource.key.namespace, name)
+    async def _know_named(self, resource: CustomResource) -> None:
+        """Read the resources that it names and no watch has shown yet, as at the start: they are not missing."""
+        for key in resource.named:
             if key not in self._known and (body := await self._cluster.read(API_VERSION, *key)):
                 self._known[key] = CustomResource.of(key.kind, body)
                 self._add(key)

@@ -55,6 +55,15 @@ class CustomResource:
         names = self.spec.get("models")
         return tuple(str(one) for one in names) if isinstance(names, (list, tuple)) else ()
 
+    @property
+    def named(self) -> tuple[ResourceKey, ...]:
+        """The resources beside it that what it becomes depends on: its models, and the gateway that scales it."""
+        found = [ResourceKey("TidegateModel", self.key.namespace, name) for name in self.model_names]
+        scaling = self.spec.get("autoscaling")
+        if isinstance(scaling, Mapping) and scaling.get("kind") == "keda":
+            found.append(ResourceKey("TidegateGateway", self.key.namespace, str(scaling.get("gateway"))))
+        return tuple(found)
+
     def parsed(self, model: type[SpecT]) -> SpecT:
         """Return the spec. Raises Refused: it was made by other rules than those of this operator."""
         try:

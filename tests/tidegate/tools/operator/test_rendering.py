@@ -84,6 +84,32 @@ def test_who_scales_a_pool_alone_sets_its_replicas() -> None:
     assert one_of(fixed, "StatefulSet")["spec"]["replicas"] == 3
 
 
+def test_keda_asks_the_gateway_where_it_says_its_metrics_are() -> None:
+    pool = body("TidegatePool", "gpus", modelsVolume=VOLUME, autoscaling={"kind": "keda", "gateway": "main"})
+    tls = {"mode": "csi", "issuerName": "ca"}
+    plain = body("TidegateGateway", "main", **GATEWAY, config={"metrics_port": 9002})
+    encrypted = body("TidegateGateway", "main", **GATEWAY, tls=tls)
+
+    def asked(*others: dict[str, Any]) -> dict[str, str]:
+        (trigger,) = one_of(objects_of(pool, *others), "ScaledObject")["spec"]["triggers"]
+        return {key: trigger["metadata"].get(key, "") for key in ("url", "unsafeSsl")}
+
+    host = "main-gateway-metrics.prod.svc"
+    assert asked() == {"url": f"http://{host}:8002/scaling", "unsafeSsl": ""}, "the gateway may come later"
+    assert asked(plain) == {"url": f"http://{host}:9002/scaling", "unsafeSsl": ""}
+    assert asked(encrypted) == {"url": f"https://{host}:8002/scaling", "unsafeSsl": "true"}
+    volumes = template_of(objects_of(encrypted), "Deployment")["spec"]["volumes"]
+    names = next(one for one in volumes if one["name"] == "pki")["csi"]["volumeAttributes"]
+    assert {host, f"{host}.cluster.local"} <= set(names["csi.cert-manager.io/dns-names"].split(","))
+    assert list(mentions(stored(plain).key, [stored(pool)])) == [stored(pool).key], "a changed port is asked for anew"
+
+
+def test_a_gateway_without_a_metrics_port_scales_nothing() -> None:
+    pool = body("TidegatePool", "gpus", modelsVolume=VOLUME, autoscaling={"kind": "keda", "gateway": "main"})
+    with pytest.raises(Refused, match="metrics_port"):
+        objects_of(pool, body("TidegateGateway", "main", **GATEWAY, config={"metrics_port": 0}))
+
+
 def test_every_object_goes_with_its_resource() -> None:
     for one in objects_of(body("TidegatePool", "gpus", modelsVolume=VOLUME, autoscaling={"kind": "hpa"})):
         (owner,) = one["metadata"]["ownerReferences"]
@@ -150,6 +176,11 @@ def test_a_changed_manifest_starts_who_mounts_it_again() -> None:
         (
             body("TidegateGateway", "a", modelsVolume=VOLUME, config={"grpc_port": 8000}), "InvalidConfig", "8000"
         ),
+        (
+            body("TidegateGateway", "a", modelsVolume=VOLUME, config={"http_port": 0}),
+            "InvalidConfig", "spec.config.http_port",
+        ),
+        (body("TidegatePool", "a", modelsVolume=VOLUME, config={"grpc_port": 0}), "InvalidConfig", "grpc_port"),
         (body("TidegatePool", "a", modelsVolume=VOLUME, config={"servers": 2}), "InvalidConfig", "spec.config.servers"),
         (
             body("TidegateModel", "m", model="digits", version="2", manifest=MODEL["manifest"]),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tidegate.tools.operator.rendering.model import MountedModel
 from tidegate.tools.operator.rendering.objects import Object, ObjectFamily, as_yaml, digest
 from tidegate.tools.operator.rendering.pod_template import disruption_budget, image, name_variable, pod_template
-from tidegate.tools.operator.rendering.process_config import MODELS, TLS, judged, merged
-from tidegate.tools.operator.resource import CustomResource
+from tidegate.tools.operator.rendering.process_config import MODELS, TLS, judged, merged, named_port
+from tidegate.tools.operator.resource import CustomResource, ResourceKey
 from tidegate.tools.operator.specs import TidegateGatewaySpec
 
 _CLOSING_S: Final = 15  # what is under way is answered by then; the process needs some seconds more to close
@@ -22,9 +22,19 @@ def part_of(resource: CustomResource) -> ObjectFamily:
     return ObjectFamily(resource, f"{resource.key.name}-gateway", "gateway")
 
 
-def metrics_host(name: str, namespace: str) -> str:
-    """The name in the cluster under which a gateway's metrics and `/scaling` are."""
-    return f"{name}-gateway-metrics.{namespace}.svc"
+def scaling_url(key: ResourceKey, spec: Mapping[str, Any] | None, *, encrypted: bool) -> str:
+    """Where in the cluster a gateway says how many replicas its pools need; "" where it has no metrics port.
+
+    Args:
+        spec: the gateway's; None: there is no such gateway yet, and it will have the usual port.
+        encrypted: whether it is then taken for one with TLS.
+    """
+    said = spec or {}
+    port = (said.get("config") or {}).get("metrics_port", PORTS["metrics_port"])
+    if spec is not None:
+        encrypted = (said.get("tls") or {}).get("mode", "none") != "none"
+    scheme = "https" if encrypted else "http"
+    return f"{scheme}://{key.name}-gateway-metrics.{key.namespace}.svc:{port}/scaling" if port else ""
 
 
 def gateway_config(spec: TidegateGatewaySpec) -> dict[str, Any]:
@@ -45,6 +55,8 @@ def gateway_config(spec: TidegateGatewaySpec) -> dict[str, Any]:
         base["tls"] = dict(TLS)
     config = merged(base, spec.config)
     judged("gateway", config)
+    for key in ("http_port", "grpc_port"):
+        named_port(config, key)
     return config
 
 
@@ -135,7 +147,11 @@ def _deployment(
         tmp={"medium": "Memory", "sizeLimit": "64Mi"},
         grace_s=spec.pre_stop_sleep_seconds + spec.drain_seconds + _CLOSING_S,
         checksum=digest([config, [one.digest for one in models]]),
-        dns_names=(f"{part.name}.{namespace}.svc", f"{part.name}.{namespace}.svc.cluster.local"),
+        dns_names=[
+            f"{name}.{namespace}.svc{zone}"
+            for name in (part.name, f"{part.name}-metrics")
+            for zone in ("", ".cluster.local")
+        ],
     )
     strategy = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     said = {

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tidegate.tools.operator.rendering.gateway import PORTS as GATEWAY_PORTS
-from tidegate.tools.operator.rendering.gateway import metrics_host
+from tidegate.tools.operator.rendering.gateway import scaling_url
 from tidegate.tools.operator.rendering.model import MountedModel
 from tidegate.tools.operator.rendering.objects import Object, ObjectFamily, as_yaml, digest
 from tidegate.tools.operator.rendering.pod_template import disruption_budget, image, name_variable, pod_template
-from tidegate.tools.operator.rendering.process_config import MODELS, TLS, judged, merged
-from tidegate.tools.operator.resource import CustomResource, Refused
+from tidegate.tools.operator.rendering.process_config import MODELS, TLS, judged, merged, named_port
+from tidegate.tools.operator.resource import CustomResource, Refused, ResourceKey
 from tidegate.tools.operator.specs import TidegatePoolSpec
 
 _CLOSING_S: Final = 15
@@ -51,11 +50,21 @@ def pool_config(spec: TidegatePoolSpec) -> dict[str, Any]:
         words = "spec.config.servers: a pod of a pool is one server; ask for more replicas instead"
         raise Refused("InvalidConfig", words)
     judged("pool", config)
+    named_port(config, "grpc_port")
     return config
 
 
-def render_pool(resource: CustomResource, models: Sequence[MountedModel]) -> list[Object]:
-    """Raises Refused."""
+def render_pool(
+    resource: CustomResource, models: Sequence[MountedModel], gateway: CustomResource | None = None
+) -> list[Object]:
+    """Return its objects.
+
+    Args:
+        gateway: the one that scales it; None: it is not there yet.
+
+    Raises:
+        Refused: it cannot become anything.
+    """
     spec = resource.parsed(TidegatePoolSpec)
     part = part_of(resource)
     config = pool_config(spec)
@@ -64,7 +73,7 @@ def render_pool(resource: CustomResource, models: Sequence[MountedModel]) -> lis
         config_map,
         part.object("v1", "ServiceAccount", automountServiceAccountToken=False),
         _service(part, config),
-        *_scaling(part, spec),  # before the StatefulSet loses its number, so that somebody looks after it
+        *_scaling(part, spec, gateway),  # before the StatefulSet loses its number, so that somebody looks after it
         _stateful_set(part, spec, config, config_map, models),
         *disruption_budget(part, spec),
     ]
@@ -149,7 +158,7 @@ def _probes(spec: TidegatePoolSpec, grpc_port: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _scaling(part: ObjectFamily, spec: TidegatePoolSpec) -> list[Object]:
+def _scaling(part: ObjectFamily, spec: TidegatePoolSpec, gateway: CustomResource | None) -> list[Object]:
     scaling = spec.autoscaling
     target = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": part.name}
     if scaling.kind == "hpa":
@@ -167,16 +176,16 @@ def _scaling(part: ObjectFamily, spec: TidegatePoolSpec) -> list[Object]:
         return [part.object("autoscaling/v2", "HorizontalPodAutoscaler", spec=said)]
     if scaling.kind == "none":
         return []
-    scheme = "http" if spec.tls.mode == "none" else "https"
-    host = metrics_host(scaling.gateway, part.resource.key.namespace)
+    key = ResourceKey("TidegateGateway", part.resource.key.namespace, scaling.gateway)
+    url = scaling_url(key, None if gateway is None else gateway.spec, encrypted=spec.tls.mode != "none")
+    if not url:
+        raise Refused(
+            "NoMetrics", f"spec.autoscaling.gateway: {key} has config.metrics_port 0, a free one; name one there"
+        )
     trigger = {
         "type": "metrics-api",
         "metricType": "AverageValue",
-        "metadata": {
-            "url": f"{scheme}://{host}:{GATEWAY_PORTS['metrics_port']}/scaling",
-            "valueLocation": "pool_replicas_needed",
-            "targetValue": "1",
-        },
+        "metadata": {"url": url, "valueLocation": "pool_replicas_needed", "targetValue": "1", **_trust(url)},
     }
     # No `fallback`: a gateway that does not know yet answers 503, and no metric leaves the pool as it is.
     said = {
@@ -188,3 +197,12 @@ def _scaling(part: ObjectFamily, spec: TidegatePoolSpec) -> list[Object]:
         "triggers": [trigger],
     }
     return [part.object("keda.sh/v1alpha1", "ScaledObject", spec=said)]
+
+
+def _trust(url: str) -> dict[str, str]:
+    """KEDA takes a CA from a Secret alone, and the fleet's comes to each pod by the CSI driver.
+
+    So the certificate is not verified, as by the chart's ServiceMonitor: who can answer in the gateway's place sets a
+    number within the bounds, and learns nothing.
+    """
+    return {"unsafeSsl": "true"} if url.startswith("https:") else {}

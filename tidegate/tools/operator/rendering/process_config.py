@@ -24,6 +24,13 @@ def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
+def named_port(config: Mapping[str, Any], key: str) -> int:
+    """Return a port that a Service and probes have to name. Raises Refused: it is a free one."""
+    if port := int(config.get(key) or 0):
+        return port
+    raise Refused("InvalidConfig", f"spec.config.{key}: 0 takes a free port, which no Service finds; name one")
+
+
 def judged(role: str, config: Mapping[str, Any]) -> ProcessConfig:
     """Return the configuration as the process reads it. Raises Refused, in the words of `tidegate config check`."""
     try:

@@ -36,7 +36,10 @@ def render(resource: CustomResource, known: Mapping[ResourceKey, CustomResource]
         case "TidegateGateway":
             return Rendered(render_gateway(resource, _models(resource, known, with_files=False)), {})
         case "TidegatePool":
-            return Rendered(render_pool(resource, _models(resource, known, with_files=True)), {})
+            gateway = next(
+                (known[key] for key in resource.named if key in known and key.kind == "TidegateGateway"), None
+            )
+            return Rendered(render_pool(resource, _models(resource, known, with_files=True), gateway), {})
         case "TidegateModel":
             return _rendered_model(resource, known)
         case "TidegateFleet":
@@ -48,11 +51,14 @@ def render(resource: CustomResource, known: Mapping[ResourceKey, CustomResource]
 
 
 def mentions(key: ResourceKey, known: Iterable[CustomResource]) -> Iterator[ResourceKey]:
-    """The resources that change when this one does: those that mount a model, and the models that they mount."""
+    """The resources that change when this one does.
+
+    Those that mount a model, the models that they mount, and the pools that a gateway scales.
+    """
     for one in known:
         if one.key.namespace != key.namespace or one.key == key:
             continue
-        if key.kind == "TidegateModel" and key.name in one.model_names:
+        if key in one.named:
             yield one.key
         elif one.key.kind == "TidegateModel" and key.kind in ("TidegateGateway", "TidegatePool"):
             yield one.key  # counts who uses it
