@@ -1,10 +1,11 @@
 """The ingest journal stores in SQL what devices sent: ids against duplicates, jobs, answers and records.
 
-    seen      (device, id) of each item that was taken, for seven days or as long as there is room (`dedup.py`)
-    jobs      deferred requests without an answer
-    answers   their answers, for devices that inquire, for seven days
-    records   results, events and answers in the order in which they came: an operator's own program reads them by
-              number (`GET /v1/ingested?after=N`), and reads none twice and misses none
+    seen        (device, id) of each item that was taken, for seven days or as long as there is room (`dedup.py`)
+    given_over  those of them that another gateway went on with: if that one dies, they come back
+    jobs        deferred requests without an answer
+    answers     their answers, for devices that inquire, for seven days
+    records     results, events and answers in the order in which they came: an operator's own program reads them by
+                number (`GET /v1/ingested?after=N`), and reads none twice and misses none
 
 An item's id and the item are stored in one transaction, so a crash cannot separate them. When room runs short the
 oldest records are deleted and counted; jobs and answers, which devices were promised, are never deleted for room: then
@@ -91,6 +92,9 @@ SCHEMA: Final = (
     " UPDATE holdings SET seen = seen + 1 WHERE device = NEW.device; END",
     "CREATE TRIGGER IF NOT EXISTS seen_delete_held AFTER delete ON seen BEGIN"
     " UPDATE holdings SET seen = seen - 1 WHERE device = OLD.device; END",
+    "CREATE TABLE IF NOT EXISTS given_over (device TEXT, id TEXT, PRIMARY KEY (device, id)) WITHOUT ROWID",
+    "CREATE TRIGGER IF NOT EXISTS seen_delete_given_over AFTER delete ON seen BEGIN"
+    " DELETE FROM given_over WHERE device = OLD.device AND id = OLD.id; END",
     "CREATE TRIGGER IF NOT EXISTS seen_insert AFTER insert ON seen BEGIN UPDATE usage SET seen = seen + 1; END",
     "CREATE TRIGGER IF NOT EXISTS seen_delete AFTER delete ON seen BEGIN UPDATE usage SET seen = seen - 1; END",
 )
@@ -173,6 +177,11 @@ class IngestJournal:
                 why = f"it is {one.age_ms / 1e3:.0f} s old; whether it was taken before is known for {reach:.0f} s"
                 return ItemRefusal(one.id, why, final=True)
         self._remember(db, one, now_s)
+        self._store(db, one, now_s, utc_s)
+        return None
+
+    def _store(self, db: sqlite3.Connection, one: Forwarded, now_s: float, utc_s: float) -> None:
+        """Raises DatabaseFull."""
         born_s = utc_s - one.age_ms / 1e3
         size = len(one.body) + ROW_BYTES
         if one.kind == "request":
@@ -202,7 +211,6 @@ class IngestJournal:
                 body=one.body,
             )
         self._count(db, f"taken_{one.kind}")
-        return None
 
     def _remember(self, db: sqlite3.Connection, one: Forwarded, now_s: float) -> None:
         (seen,) = db.execute("SELECT seen FROM usage").fetchone()
@@ -356,6 +364,11 @@ class IngestJournal:
         one = "SELECT 1 FROM seen WHERE device = ? AND id = ?"
         return {item for item in items if db.execute(one, item).fetchone() is not None}
 
+    def given_over(self, db: sqlite3.Connection, items: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Return those of (device, id) that were taken here, and that another gateway went on with."""
+        one = "SELECT 1 FROM given_over WHERE device = ? AND id = ?"
+        return {item for item in items if db.execute(one, item).fetchone() is not None}
+
     def unfinished(
         self, db: sqlite3.Connection, utc_s: float, after: tuple[int, int], limit: int
     ) -> tuple[list[SharedItem], tuple[int, int]]:
@@ -387,10 +400,17 @@ class IngestJournal:
         return found, (last_job, last_record)
 
     def adopt(self, db: sqlite3.Connection, one: SharedItem, now_s: float, utc_s: float) -> ItemRefusal | None:
-        """Take over an item that another gateway had taken; once, however often. Raises DatabaseFull."""
+        """Take over an item that another gateway had taken; once, however often. Raises DatabaseFull.
+
+        One that was given over is known here and comes back all the same: it is no duplicate, and never too old.
+        """
         age_ms = one.item.age_ms + round(max(0.0, utc_s - one.at_utc_s) * 1e3)
         item = msgspec.structs.replace(one.item, age_ms=min(age_ms, MAX_AGE_MS))
-        refusal = self.take(db, item, now_s, utc_s)
+        refusal = None
+        if db.execute("DELETE FROM given_over WHERE device = ? AND id = ?", (item.device, item.id)).rowcount:
+            self._store(db, item, now_s, utc_s)
+        else:
+            refusal = self.take(db, item, now_s, utc_s)
         if refusal is None and one.answer is not None:
             row = db.execute("SELECT * FROM jobs WHERE device = ? AND id = ?", (item.device, item.id)).fetchone()
             if row is not None:
@@ -398,7 +418,10 @@ class IngestJournal:
         return refusal
 
     def drop(self, db: sqlite3.Connection, device: str, id: str) -> None:
-        """Forget a job or a record that another gateway has taken over; its id stays known."""
+        """Forget a job or a record that another gateway has taken over; its id stays known, and that it was given."""
+        db.execute(
+            "INSERT OR IGNORE INTO given_over SELECT device, id FROM seen WHERE device = ? AND id = ?", (device, id)
+        )
         for table in ("jobs", "records"):
             if db.execute(f"DELETE FROM {table} WHERE device = ? AND id = ?", (device, id)).rowcount:
                 self._count(db, "taken_over")

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,7 @@ _PAGE_BYTES: Final = 4096
 _OVERHEAD: Final = 3
 
 Send = Callable[[str, Receipt], bool]  # to a device; False: there is no session with the broker
+_Names = set[tuple[str, str]]  # of items: (device, id)
 
 log = structlog.get_logger(__name__)
 
@@ -176,9 +177,9 @@ class Ingest:
     async def _take(self, batch: Sequence[tuple[str, Forwarded | Inquiry]]) -> None:
         if not batch:
             return
-        elsewhere = await self._claim([message for _, message in batch if isinstance(message, Forwarded)])
+        claimed, elsewhere = await self._claim([message for _, message in batch if isinstance(message, Forwarded)])
         outcomes = await asyncio.gather(*(self._one(message, elsewhere) for _, message in batch))
-        await self._release(batch, outcomes)
+        await self._release(batch, outcomes, claimed)
         by_device: dict[str, list[_MessageOutcome]] = {}
         for (device, _), outcome in zip(batch, outcomes, strict=True):
             by_device.setdefault(device, []).append(outcome)
@@ -192,43 +193,49 @@ class Ingest:
         if any(isinstance(message, Forwarded) and message.kind == "request" for _, message in batch):
             self.work.set()
 
-    async def _claim(self, items: Sequence[Forwarded]) -> set[tuple[str, str]]:
-        """Put new items into the store; return (device, id) of those that another gateway has."""
+    async def _claim(self, items: Sequence[Forwarded]) -> tuple[_Names, _Names]:
+        """Put new items into the store; return those that this put there, and those that another gateway has."""
+        claimed: _Names = set()
+        elsewhere: _Names = set()
         if self.shared is None or not items:
-            return set()
+            return claimed, elsewhere
         names = [(one.device, one.id) for one in items]
         try:
             known = await self._database.run(lambda db: self.journal.known(db, names))
             new = [one for one in items if (one.device, one.id) not in known]
             utc_s = clock.utc_s()
-            claimed = await self.shared.claim([SharedItem(one, utc_s) for one in new]) if new else []
-        except StoreUnavailable:
+            answers = await self.shared.claim([SharedItem(one, utc_s) for one in new]) if new else []
+        except (StoreUnavailable, DatabaseUnavailable, sqlite3.Error):
+            # The store may lack what is taken now; a disk that fails is told to the devices.
             self._differs = True
-            return set()
-        except (DatabaseUnavailable, sqlite3.Error):
-            return set()  # it will be told to the device
-        for _, (_, held) in zip(new, claimed, strict=True):
+            return claimed, elsewhere
+        for one, (owner, held) in zip(new, answers, strict=True):
             self.dropped["unshared"] += not held
-        return {(one.device, one.id) for one, (owner, _) in zip(new, claimed, strict=True) if owner}
+            if owner:
+                elsewhere.add((one.device, one.id))
+            elif held:
+                claimed.add((one.device, one.id))
+        return claimed, elsewhere
 
     async def _release(
-        self, batch: Sequence[tuple[str, Forwarded | Inquiry]], outcomes: Sequence[_MessageOutcome]
+        self, batch: Sequence[tuple[str, Forwarded | Inquiry]], outcomes: Sequence[_MessageOutcome], claimed: _Names
     ) -> None:
-        """Take out of the store what was not taken here."""
+        """Take out of the store what was put there and not taken here.
+
+        An item that was sent again and met a full disk stays: this gateway has acknowledged it before.
+        """
         if self.shared is None:
             return
-        failed = [
-            message
-            for (_, message), outcome in zip(batch, outcomes, strict=True)
-            if isinstance(message, Forwarded) and not outcome.taken
-        ]
+        told = [(one, outcome) for (_, one), outcome in zip(batch, outcomes, strict=True) if isinstance(one, Forwarded)]
+        taken = {(one.device, one.id) for one, outcome in told if outcome.taken}  # one may be in a batch twice
+        failed = [one for one, _ in told if (one.device, one.id) in claimed - taken]
         if failed:
             try:
                 await self.shared.release(failed)
             except StoreUnavailable:
                 self._differs = True
 
-    async def _one(self, message: Forwarded | Inquiry, elsewhere: Collection[tuple[str, str]]) -> _MessageOutcome:
+    async def _one(self, message: Forwarded | Inquiry, elsewhere: _Names) -> _MessageOutcome:
         # One after another in one transaction: `Database` groups what waits.
         now_s, utc_s = self._now_s(), clock.utc_s()
         try:
@@ -330,6 +337,8 @@ class Ingest:
             cursor, items = await self.shared.page(cursor)
             names = [(one.item.device, one.item.id) for one in items]
             known = await self._database.run(partial(self.journal.known, items=names))
+            # What had been given over and is under this gateway's name has come back to it.
+            known -= await self._database.run(partial(self.journal.given_over, items=names))
             await self._adopt([one for one in items if (one.item.device, one.item.id) not in known])
             over = [
                 (device, id)

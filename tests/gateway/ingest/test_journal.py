@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from gateway.ingest.dedup import MARGIN_S, WINDOW_S, classify_duplicate, dedup_horizon_s
 from gateway.ingest.journal import JOB_S, SCHEMA, IngestJournal
+from gateway.ingest.shared_items import SharedItem
 from tidegate.fleet.messages import BadMessage
 from tidegate.fleet.stored import (
     MAX_BODY_BYTES,
@@ -154,6 +155,28 @@ def test_a_job_without_an_answer_fails_after_a_day_and_all_is_forgotten_after_se
     journal.sweep(db, NOW_S + JOB_S + WINDOW_S + 2)
     assert journal.asked(db, "a", (thing(1).id,)) == ([], [thing(1).id])
     assert journal.usage(db)["remembered"] == 0
+
+
+@pytest.mark.parametrize("kind", ["request", "result"])
+def test_an_item_that_another_gateway_went_on_with_can_come_back(
+    db: sqlite3.Connection, journal: IngestJournal, kind: Kind
+) -> None:
+    one = thing(1, kind=kind)
+    assert journal.take(db, one, NOW_S) is None
+    journal.drop(db, one.device, one.id)
+    assert journal.take(db, one, NOW_S + 1) is None, "for its device it stays a duplicate"
+    assert not journal.is_unfinished(db, one.device, one.id)
+    assert journal.given_over(db, [(one.device, one.id)]) == journal.known(db, [(one.device, one.id)])
+
+    for _ in range(2):  # once, however often
+        assert journal.adopt(db, SharedItem(one, NOW_S), NOW_S + 20, NOW_S + 20) is None
+        assert journal.is_unfinished(db, one.device, one.id)
+        assert journal.given_over(db, [(one.device, one.id)]) == set()
+        assert len(taken(db, journal)) + len(journal.jobs(db, NOW_S + 20, 5, frozenset())) == 1
+
+    journal.drop(db, one.device, one.id)
+    journal.sweep(db, NOW_S + WINDOW_S + 100)
+    assert journal.given_over(db, [(one.device, one.id)]) == set(), "it is forgotten with its id"
 
 
 def test_the_largest_item_fits_the_message_limit_of_mosquitto() -> None:
