@@ -21,6 +21,7 @@ from tidegate.runtime.owned_task import OwnedTask
 
 POLL_S: Final = 0.5  # with what follows from a change, a second
 Content = TypeVar("Content")
+Told = TypeVar("Told")
 Stamp = tuple[int, int, int, int]
 
 log = structlog.get_logger(__name__)
@@ -92,14 +93,21 @@ class FollowedFile(Generic[Content]):
 
     def _take(self, content: Content, stamp: Stamp | None) -> None:
         self._stamp, self._complained = stamp, ""
-        self._on_change(content)
+        self._tell(self._on_change, content)
+
+    def _tell(self, told: Callable[[Told], object], what: Told) -> None:
+        """A defect of what is told must not end the following for good: it is told of the next change again."""
+        try:
+            told(what)
+        except Exception:
+            log.exception(f"a part of this process failed when it was told of a change of {self._what}")
 
     def _complain(self, error: Exception) -> None:
         """Once for each reason. A defect of ours must not end the following for good either."""
         why = str(error) if isinstance(error, ConfigError) else f"internal error: {type(error).__name__}"
         if why != self._complained:
             log.error(f"{self._what} stay as they were", why=why, exc_info=not isinstance(error, ConfigError))
-            self._on_unusable(why)
+            self._tell(self._on_unusable, why)
         self._complained = why
 
     async def _follow(self) -> None:

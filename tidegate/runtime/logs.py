@@ -21,7 +21,6 @@ from typing import Any, Final, Literal, TextIO
 
 import structlog
 
-from tidegate.storage.disk_failure import is_disk_failure
 from tidegate.trace_context import current
 
 Level = Literal["debug", "info", "warning", "error"]
@@ -113,13 +112,19 @@ class _Lines(structlog.WriteLogger):
     def __init__(self, name: str, stream: TextIO) -> None:
         super().__init__(stream)
         self.name = name
+        self._stream = stream
 
     def msg(self, message: str) -> None:
-        """Write one line. Where the disk takes nothing the line is lost, and not the request that logged it."""
+        """Write one line. Where nothing takes it the line is lost, and not the request or the task that logged it.
+
+        The disk may be full, the program that read the log may have ended (`2>&1 | tee`), the terminal may be gone.
+        """
         try:
             super().msg(message)
-        except OSError as error:
-            if not is_disk_failure(error):
+        except OSError:
+            pass
+        except ValueError:  # the stream was closed
+            if not self._stream.closed:
                 raise
 
     log = debug = info = warn = warning = msg

@@ -95,6 +95,34 @@ open(sys.argv[1], "w").write("went on")
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_whoever_reads_the_log_may_end_and_the_work_goes_on(form: Format) -> None:
+    script = """
+import os, sys, structlog
+from tidegate.runtime.logs import configure_logging
+configure_logging("gateway/main", form=sys.argv[1])
+log = structlog.get_logger("a")
+log.warning("read")
+sys.stdin.readline()
+for _ in range(1000):
+    log.warning("into a pipe that nothing reads", more="x" * 100)
+sys.stderr.close()
+log.warning("into a stream that is closed")
+print("went on")
+"""
+    command = [sys.executable, "-c", script, form]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as ran:
+        assert ran.stdin is not None and ran.stdout is not None and ran.stderr is not None
+        assert "read" in ran.stderr.readline()
+        ran.stderr.close()
+        ran.stdin.write("\n")
+        ran.stdin.close()
+        assert ran.stdout.read() == "went on\n"
+
+
+@pytest.mark.slow
 def test_json_is_an_object_a_line_with_the_trace_of_its_request() -> None:
     lines = [json.loads(line) for line in said("json")]
     assert [line["event"] for line in lines] == ["target is up", "now", "late", "odd bytes", "a defect"]
