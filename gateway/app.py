@@ -115,6 +115,7 @@ from gateway.workers.process_part import ProcessPart, WorkerWord
 from gateway.workers.relayed_links import RelayedLinks
 from gateway.workers.worker_side import WorkerSide
 from tidegate import clock
+from tidegate.caller import tenant_of
 from tidegate.config import ConfigError
 from tidegate.fleet.topics import Topics
 from tidegate.generate.text.text_models import TextModels
@@ -438,7 +439,7 @@ class Gateway:
 
     def _forbids_shadows(self, tenant: str) -> bool:
         tenants = self.config.tenants
-        section = tenants.get(tenant) or tenants.get("default")
+        section = tenants.get(tenant_of(tenant)) or tenants.get("default")
         return section is not None and not section.shadow
 
     def _line(self, held: Quarantine) -> tuple[Service, Service, Service, Service]:

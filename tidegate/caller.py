@@ -58,6 +58,11 @@ class Grant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     limits: UsageLimits = NO_LIMITS
 
 
+def tenant_of(payer: str) -> str:
+    """The tenant of a name whose quota is charged (`Identity.payer`): a credential with limits acts for its tenant."""
+    return payer.partition("#")[0]
+
+
 class Identity(msgspec.Struct, frozen=True):
     """An authenticated caller. `id` names the credential: "key:3f9a", "token:SUBJECT", "cert:dns:NAME"."""
 
@@ -71,7 +76,7 @@ class Identity(msgspec.Struct, frozen=True):
 
     @property
     def payer(self) -> str:
-        """The name whose quota is charged. A tenant's name never contains `#`."""
+        """The name whose quota is charged; `tenant_of` reads it. A tenant's name never contains `#`."""
         return self.grant.tenant if self.grant.limits == NO_LIMITS else f"{self.grant.tenant}#{self.id}"
 
     def may(self, right: Right) -> bool:

@@ -32,6 +32,7 @@ from gateway.default_versions import DefaultVersions
 from gateway.layers.stack import Service
 from tidegate import clock
 from tidegate.arrays import tensor_to_array
+from tidegate.caller import tenant_of
 from tidegate.config import ConfigError
 from tidegate.models.alike import differences
 from tidegate.oip.request_constraints import version_of
@@ -285,7 +286,7 @@ class Trials:
 
     def tried(self, call: Call) -> str:
         model = call.request.model_name
-        return self.splits.tried(model, call.tenant, self._draw()) if model in self.splits.split else ""
+        return self.splits.tried(model, tenant_of(call.tenant), self._draw()) if model in self.splits.split else ""
 
     def watches(self, call: Call) -> bool:
         return call.request.model_name in self.splits.split

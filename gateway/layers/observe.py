@@ -11,8 +11,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
+import structlog
+
 from gateway.layers.stack import Layer, Service
 from tidegate.types import Call, Reply
+
+log = structlog.get_logger(__name__)
 
 
 class Observer(Protocol):
@@ -43,11 +47,17 @@ def observe(now: Callable[[], float], *observers: Observer) -> Layer:
             except (Exception, asyncio.CancelledError) as error:
                 at = now()
                 for end in ended:
-                    end(call, error, at)
+                    try:
+                        end(call, error, at)
+                    except Exception:
+                        log.exception("a request's end was not observed")
                 raise
             at = now()
             for answer in answered:
-                answer(call, reply, at)
+                try:
+                    answer(call, reply, at)
+                except Exception:  # the caller has its answer, whoever fails to take note of it
+                    log.exception("an answer was not observed")
             return reply
 
         return service

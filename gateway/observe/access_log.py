@@ -13,7 +13,7 @@ from gateway.serving.work_estimate import WorkDescription
 from tidegate.generate.budgets_kept import budgets_kept
 from tidegate.generate.usage import usage_if_generated
 from tidegate.oip.reply import resumed_text
-from tidegate.outcome import Outcome
+from tidegate.outcome import Outcome, ServeError
 from tidegate.types import Call, Reply
 
 Write = Callable[..., None]  # an event's name and its fields
@@ -77,19 +77,27 @@ class AccessLog:
         )
 
     def _common(self, call: Call, outcome: Outcome, now: float) -> dict[str, Any]:
-        work = self._describe(call)
         return {
             "id": call.request.id,
             "model": call.request.model_name,
             "protocol": call.protocol,
             "outcome": outcome.value,
+            **self._work(call),
+            "latency_ms": _ms(now - call.arrived_at),
+            **({"trace_id": trace_id} if (trace_id := trace_id_of(call)) else {}),
+            **({"asked_by": call.asker} if call.path and call.asker else {}),
+        }
+
+    def _work(self, call: Call) -> dict[str, Any]:
+        try:
+            work = self._describe(call)
+        except ServeError:  # its version was unloaded meanwhile
+            return {}
+        return {
             "feature": work.feature,
             "units": work.units,
             "cost_class": work.cost_class,
             "budget_ms": _ms(work.budget_s),
-            "latency_ms": _ms(now - call.arrived_at),
-            **({"trace_id": trace_id} if (trace_id := trace_id_of(call)) else {}),
-            **({"asked_by": call.asker} if call.path and call.asker else {}),
         }
 
 

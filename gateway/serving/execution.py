@@ -233,7 +233,7 @@ class RequestExecution:
             self._attempts[number] = AttemptTelemetry(
                 one,
                 self._context.next_key(),
-                launch.units,
+                launch.ask.units,
                 now,
                 self._body_bytes,
                 prefix=() if generation is None else generation.prefix,
@@ -377,8 +377,12 @@ class RequestExecution:
         if attempt is None:
             return
         now = clock.now()
-        reply = self._believed(number, attempt, reply, now)
-        work = self._context.ask_builder.computed(self._request, reply.response)
+        try:
+            reply = self._believed(number, attempt, reply, now)
+            work = self._context.ask_builder.computed(self._request, reply.response)
+        except BaseException as error:  # a defect of ours; the attempt is over all the same, for all who count it
+            attempt.failed(InternalError(f"defect: {type(error).__name__}"), now, self._context.draw())
+            raise
         link_s = attempt.answered(reply.stages, reply.load, now, tensor_bytes(reply.response.outputs), work=work)
         self._answers[number] = reply, link_s, now
         if self._context.listener is not None:
@@ -534,7 +538,7 @@ class RequestExecution:
             request = replace(request, parameters={**request.parameters, LOGPROBS_KEY: 0})
         if isinstance(target, SiteTarget):
             return target.relay(
-                call,
+                _as_placed(call, launch.ask),
                 request,
                 budget_s=call.deadline - clock.now(),
                 traceparent=traceparent,
@@ -777,3 +781,8 @@ def _most_prompt_tokens(request: InferRequest, known: int) -> int:
         words = request.text
         size_bytes += sum([memoryview(one).nbytes for one in words.fields.values()]) + len(words.begun.encode())
     return size_bytes + _OF_TEMPLATES
+
+
+def _as_placed(call: Call, ask: Ask) -> Call:
+    """The call with what was demanded when its target was chosen: by its caller, its model, or an unsure answer."""
+    return replace(call, pin=ask.pin, min_quality=ask.min_quality, attested=ask.attested)

@@ -29,6 +29,7 @@ from tidegate.models.generative import Generative
 from tidegate.models.manifest import Feature, Manifest
 from tidegate.models.share_weights import ShareWeights
 from tidegate.models.work import answer_bytes, generated_units, generation_tokens, prompt_ids, work_of
+from tidegate.outcome import ModelNotFound
 from tidegate.placement_pin import stricter
 from tidegate.types import Call, InferRequest, InferResponse, Tensor
 
@@ -156,7 +157,10 @@ class AskBuilder:
         usage = usage_if_generated(response)
         if usage is None:
             return None
-        manifest = self._manifest_of(request.model_name, request.model_version)
+        try:
+            manifest = self._manifest_of(request.model_name, request.model_version)
+        except ModelNotFound:  # its version was unloaded meanwhile
+            return None
         if manifest.generative is None:
             return None
         computed = usage.prompt_tokens - usage.cached_tokens

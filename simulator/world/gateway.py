@@ -536,7 +536,7 @@ class _SimulatedAttempt:
         self.keeps = False  # back what comes
         self._body_bytes = execution.ask.body_bytes
         self._stream = gateway.streams[candidate.target.id]
-        self._evidence = AttemptTelemetry(candidate, next(gateway.keys), launch.units, now, self._body_bytes)
+        self._evidence = AttemptTelemetry(candidate, next(gateway.keys), launch.ask.units, now, self._body_bytes)
         self._first_at: float | None = None
         self._chance = _chance_of(candidate, execution.ask.deadline - now)
         self._job = SimulatedJob(

@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from tidegate.caller import tenant_of
 from tidegate.oip.budget import quoted_value
 from tidegate.oip.tenant import is_tenant
 from tidegate.outcome import InvalidRequest
@@ -54,7 +55,7 @@ class Origin(msgspec.Struct, frozen=True):
         left_s = None if call.ttft_s is None else max(1e-6, call.ttft_s - (now - call.arrived_at))
         return cls(
             (*call.path, sender),
-            call.tenant.partition("#")[0],  # a credential with limits of its own acts for its tenant
+            tenant_of(call.tenant),
             call.pin,
             call.min_quality,
             left_s,

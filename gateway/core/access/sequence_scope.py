@@ -26,6 +26,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from tidegate.caller import tenant_of
 from tidegate.oip.sequence import ID_KEY, MAX_ID_CHARACTERS
 from tidegate.types import Call
 
@@ -44,7 +45,7 @@ def scope_sequence(call: Call) -> Call:
 
 def scoped_sequence_id(tenant: str, id: int | str) -> int | str:
     """What a sequence of this tenant is called at targets. `id` is neither 0 nor empty."""
-    owner = tenant.partition("#")[0]
+    owner = tenant_of(tenant)
     if isinstance(id, int):
         return f"{owner}/{id}" if owner else id
     name = f"{owner}/'{id}"

@@ -25,13 +25,14 @@ from gateway.core.estimate.answer_times import AnswerTimes
 from gateway.core.estimate.token_gaps import TokenGaps
 from gateway.core.estimate.token_pace import TokenPace
 from tidegate.estimate.service_time import ServiceTime
-from tidegate.fleet.offers import VariantOffer
+from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.models.manifest import Feature
 
 CostClass = Literal["cheap", "ambiguous", "heavy"]
 P95_SIGMAS: Final = 1.645
 # no call was ever faster than this share of its prediction; docs/design/routing.md, "Provable lateness"
 OPTIMISTIC: Final = 0.6
+MOST_LEFT: Final = 32  # variants of a target that it offers no more, whose costs are remembered
 _CHEAP_SHARE: Final = 0.5  # of the budget, for an edge's unloaded p95; docs/design/routing.md, "Service-time estimates"
 _UNMEASURED_SIGMA: Final = 0.5  # a prior is good to within a factor of e^±1 at two sigmas
 
@@ -149,7 +150,10 @@ class VariantCost:
 
 
 class CostModel:
-    """The costs of every (target, model, version, variant) that was ever offered here."""
+    """The costs of each (target, model, version, variant) that is offered here, and of some that were.
+
+    What was unloaded may come back. Versions that others have replaced will not, and are forgotten in turn: `keep`.
+    """
 
     def __init__(self) -> None:
         self._costs: dict[str, dict[tuple[str, str, str], VariantCost]] = {}
@@ -157,10 +161,20 @@ class CostModel:
     def of(self, target_id: str, model: str, version: str, offer: VariantOffer, feature: Feature) -> VariantCost:
         """The cost that goes with this offer; the one already learned if its table is the same."""
         costs, key = self._costs.setdefault(target_id, {}), (model, version, offer.name)
-        known = costs.get(key)
+        known = costs.pop(key, None)
         if known is None or known.points != offer.cost or known.feature != feature:
-            known = costs[key] = VariantCost(offer.cost, feature)
+            known = VariantCost(offer.cost, feature)
+        costs[key] = known  # in the order of their offers, the latest last
         return known
+
+    def keep(self, target_id: str, offers: Iterable[ModelOffer]) -> None:
+        """Forget all but what is offered and the latest `MOST_LEFT` of what was."""
+        costs = self._costs.get(target_id, {})
+        if len(costs) <= MOST_LEFT:
+            return
+        offered = {(model.name, model.version, variant.name) for model in offers for variant in model.variants}
+        for key in [key for key in costs if key not in offered][:-MOST_LEFT]:
+            del costs[key]
 
     def known(self, target_id: str, variant: tuple[str, str, str]) -> VariantCost | None:
         """The cost of a variant that was offered, by (model, version, variant)."""

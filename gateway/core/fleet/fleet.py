@@ -312,6 +312,8 @@ class Fleet:
         epoch, new_process = event.epoch, event.epoch != target.epoch
         if new_process or not target.up or event.path_kind != target.path_kind:
             self._renew(target, breaker=new_process)  # what failed before was another process, or another connection
+        if new_process:
+            target.queue_estimate.new_process(epoch)
         if new_process and target.epoch:
             target.degradation.new_process(now)
             self._act(target)
@@ -474,6 +476,7 @@ class Fleet:
         for (model, version, variant), one in ready.items():
             self._index.setdefault((model, version), OfferIndex()).put((target.id, variant), one)
         self._indexed[target.id] = list(ready)
+        self._costs.keep(target.id, target.offers)
         self._have_slots(target.id, sum(one.variant.slots for one in ready.values()))
 
     def _have_slots(self, target_id: str, slots: int) -> None:

@@ -192,6 +192,15 @@ class QueueEstimate:
         self._accepted.clear()
         return True
 
+    def new_process(self, epoch: int) -> None:
+        """Another process answers there, and says so itself: a report that calls itself younger is of one before it.
+
+        Epochs are instants, and a clock may have been set back.
+        """
+        if self.load is not None and self.load.epoch > epoch:
+            self.load = None
+            self._heard.clear()
+
     def apply_ack(self, by_s: float, now: float) -> None:
         """Take in an ack that differs from what was expected by `by_s`: so much more is ahead there, or less."""
         wait_s = max(0.0, min(_LONGEST_S, self._queued_s(now) + by_s))

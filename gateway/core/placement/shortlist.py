@@ -45,6 +45,7 @@ _CLASS: Final = 0.2  # of a logarithm: offers this much alike in speed are one c
 _FIRST_S: Final = 1e-4
 _CLASSES: Final = 64  # up to half a minute
 _USUAL_WEIGHT: Final = 0.05
+_MOST_MODELS: Final = 256
 
 
 Key = tuple[str, str]  # target, variant
@@ -169,7 +170,9 @@ class Shortlist:
         if len(offers.all.items) <= LOOK_AT_ALL:
             return offers.all.items
         known = self._known.get((model, version))
-        if known is None:  # the keys are bounded by the models that are offered over thirty times
+        if known is None:
+            if len(self._known) >= _MOST_MODELS:  # most are versions that are gone; what is lost is soon learned again
+                self._known.clear()
             known = self._known[model, version] = _ModelShortlist()
         return known.shortlist(offers, units)
 

@@ -127,7 +127,7 @@ class Launch(NamedTuple):
 
     attempt: int
     candidate: Candidate
-    units: float  # of its work
+    ask: Ask  # for which the candidate was chosen
     answered: int = 0  # tokens of the answer that the caller has: it goes on after these
 
 
@@ -493,7 +493,7 @@ class RequestMachine:
         self._successor = successor = Successor(attempt, plan.keeps_until, plan.gives_up_at)
         self._hedge_at = successor.look_at
         kept: list[Action] = [] if plan.keeps_until is None else [Keep(speaks)]
-        return [*kept, Launch(attempt, chosen, decision.ask.units, answered), self._wake()]
+        return [*kept, Launch(attempt, chosen, decision.ask, answered), self._wake()]
 
     def _is_successor(self, attempt: int) -> bool:
         return self._successor is not None and self._successor.attempt == attempt
@@ -608,7 +608,7 @@ class RequestMachine:
         self._may_look = may_look = not is_insured and len(self._launched) < self._max_attempts
         self._hedge_at = self._hedges.first_look(self._ask, chosen, other, now) if other and may_look else None
         answered = 0 if self._lost is None or self._resumption is None else len(self._resumption.answer)
-        return [Launch(attempt, chosen, decision.ask.units, answered), self._wake()]
+        return [Launch(attempt, chosen, decision.ask, answered), self._wake()]
 
     def _hedge(self, now: float) -> list[Action]:
         latest = max(self._pending)  # only a launch sets the timer that leads here, and the last end sets it anew

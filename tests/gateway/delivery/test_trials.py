@@ -301,3 +301,10 @@ async def test_splits_that_could_not_be_read_again_are_not_begun(tmp_path: Path)
         with pytest.raises(InvalidSplit, match=f"at most {MAX_FILE_BYTES} can be kept"):
             await subject.begin("double", SplitRequest("2", "1", tenants=("t" * MAX_FILE_BYTES,)))
         assert file.read_bytes() == kept and not subject.splits.split["double"].tenants
+
+
+async def test_a_credential_with_limits_of_its_own_is_of_its_tenant() -> None:
+    async with trials() as subject:
+        await subject.begin("double", SplitRequest("2", "1", tenants=("acme",)))
+        tried = [subject.tried(call(tenant=tenant)) for tenant in ("acme", "acme#key:3f9a", "acmes")]
+    assert tried == ["2", "2", ""]
