@@ -12,7 +12,8 @@ need a certificate only where `require_client_cert` says so.
 is read. That is how gRPC's dynamic credentials work, and TLS's own callback (SNI) does the same for HTTP, so
 there is no task that polls and no moment in which the old certificate is still shown. Open connections are left
 alone: a certificate matters when they begin. Files that don't fit together (a renewal is under way), or can't be
-read, leave the old ones in use, and are logged once.
+read, leave the old ones in use, are logged once, and are read again after a change, and else once a second: what kept
+them from being read (no descriptor was left, a file was root's for a moment) may end without a trace on them.
 
 Versions: 1.3 between our own parts, 1.2 at least for others. gRPC has no switch for it in Python, so there the server
 looks at what was agreed and refuses an older one by name; nothing below 1.2 gets through a handshake anywhere.
@@ -23,7 +24,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -46,6 +47,8 @@ _MEANINGS: Final = (
     ("WRONG_VERSION_NUMBER", "it speaks no TLS there: its configuration has no section `tls`"),
 )
 Options = Sequence[tuple[str, Any]]
+_AGAIN_S: Final = 1.0  # files that could not be used are not read in each handshake
+Stamp = tuple[tuple[int, int, int, int], ...]
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 log = structlog.get_logger(__name__)
@@ -72,13 +75,16 @@ class TlsConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What the files held when they were last whole, and the stamp by which a change is noticed."""
+    """What the files held when they were last whole, and the stamp by which a change is noticed.
+
+    Two are equal that hold the same: files that were only touched are no other certificate.
+    """
 
     cert: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     ca: bytes
     client_ca: bytes
-    stamp: tuple[tuple[int, int, int], ...]
+    stamp: Stamp = field(compare=False)
 
 
 class Dialler(Protocol):
@@ -117,7 +123,9 @@ class Tls:
     def __init__(self, config: TlsConfig) -> None:
         self.config = config
         self._paths = (config.cert, config.key, config.ca, config.client_ca or config.ca)
-        self._complained: object = None
+        self._unusable: Stamp | None = None  # of the files that could not be used
+        self._again_at = 0.0
+        self._complained: tuple[Stamp | None, str] | None = None
         try:
             self._material = _read(self._paths)
         except (OSError, ValueError) as error:
@@ -125,18 +133,29 @@ class Tls:
 
     def fresh(self) -> TlsMaterial:
         """The files as they are now; as they were where they do not fit together now."""
-        stamp: object = "unreadable"
+        stamp = None
         try:
             stamp = _stamp(self._paths)
-            if stamp not in (self._material.stamp, self._complained):
-                self._material = _read(self._paths)
-                log.info("took a renewed certificate", file=str(self.config.cert))
+            if stamp == self._material.stamp:
+                self._complained = self._unusable = None
+            elif stamp != self._unusable or clock.now() >= self._again_at:
+                self._take(_read(self._paths))
         except (OSError, ValueError) as error:
-            if self._complained != stamp:
-                words = _words(error, self.config)
-                log.warning("the certificate's files changed and cannot be used; the old one stays", reason=words)
-            self._complained = stamp
+            self._unusable, self._again_at = stamp, clock.now() + _AGAIN_S
+            self._complain(stamp, _words(error, self.config))
         return self._material
+
+    def _take(self, material: TlsMaterial) -> None:
+        if material != self._material:
+            log.info("took a renewed certificate", file=str(self.config.cert))
+        self._material = material
+        self._complained = self._unusable = None
+
+    def _complain(self, stamp: Stamp | None, words: str) -> None:
+        """Once for each reason and each change of the files."""
+        if self._complained != (stamp, words):
+            log.warning("the certificate's files changed and cannot be used; the old one stays", reason=words)
+        self._complained = stamp, words
 
     def issued(self) -> IssuedCertificate | None:
         """The certificate's contents; None for one that `tidegate pki` did not issue."""
@@ -243,7 +262,7 @@ class _TlsDialler:
 
     @property
     def version(self) -> object:
-        return self._tls.fresh().stamp
+        return self._tls.fresh()
 
     @property
     def shown(self) -> bytes | None:
@@ -289,9 +308,10 @@ def check_encrypted(url: str | None, tls: object) -> None:
         )
 
 
-def _stamp(paths: Sequence[Path]) -> tuple[tuple[int, int, int], ...]:
+def _stamp(paths: Sequence[Path]) -> Stamp:
+    # With the time of rights too: a file that was root's alone becomes this account's without any other change.
     stats = [os.stat(path) for path in paths]
-    return tuple((one.st_mtime_ns, one.st_ino, one.st_size) for one in stats)
+    return tuple((one.st_mtime_ns, one.st_ctime_ns, one.st_ino, one.st_size) for one in stats)
 
 
 def _read(paths: Sequence[Path]) -> TlsMaterial:
@@ -326,7 +346,7 @@ def _no_password() -> str:
 
 def _words(error: Exception, config: TlsConfig) -> str:
     if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}"
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror or error)
     reasons = {
         "KEY_VALUES_MISMATCH": f"{config.key} is not the key of {config.cert}",
         "NO_START_LINE": f"{config.cert}, {config.key} or {config.ca} is not PEM",

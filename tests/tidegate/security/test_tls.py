@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import ssl
+import stat
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +24,7 @@ from gateway.targets.unary import UnaryTarget
 from tests.support.certificates import FleetPki, serial_shown
 from tests.support.gateway.app import Far, configured, until
 from tests.support.serving.hosts import echo_request
+from tidegate import clock
 from tidegate.link.service import LinkService
 from tidegate.link.session import KeepaliveTiming
 from tidegate.link.streams import SERVICE as LINK_SERVICE
@@ -358,6 +362,64 @@ async def test_files_that_do_not_fit_leave_the_old_ones_in_use_and_are_complaine
         assert "is not the key of" in complaints[0] and "No such file" in complaints[1]
         section.cert.write_bytes(good)
         assert (await get(address, caller))[0] == 200
+
+
+def test_a_renewed_certificate_is_taken_though_it_could_not_be_read_at_first(
+    pki: FleetPki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No descriptor was left in the handshake that looked first; the files do not change when there are some."""
+
+    def none_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    tls = pki.tls("edge/edge-1")
+    now, before = [clock.now()], tls.fresh().cert
+    monkeypatch.setattr(clock, "now", lambda: now[0])
+    pki.issue("edge/edge-1")
+    with capture_logs() as logs, monkeypatch.context() as patch:
+        patch.setattr(os, "memfd_create", none_left)
+        for _ in range(3):
+            now[0] += 1.0
+            assert tls.fresh().cert == before
+    assert [one["reason"] for one in logs] == ["Too many open files"]
+    assert tls.fresh().cert == before, "it is not read in each handshake"
+    now[0] += 1.0
+    assert tls.fresh().cert == tls.config.cert.read_bytes() != before
+
+
+def test_a_file_whose_rights_are_mended_is_read_at_once(pki: FleetPki, monkeypatch: pytest.MonkeyPatch) -> None:
+    tls = pki.tls("edge/edge-1")
+    monkeypatch.setattr(clock, "now", lambda: 100.0)
+    pki.issue("edge/edge-1")
+    read = Path.read_bytes
+
+    def only_readable(path: Path) -> bytes:
+        if not path.stat().st_mode & stat.S_IROTH:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", only_readable)  # tests may be root's, which reads everything
+    for path in (tls.config.cert, tls.config.key, tls.config.ca):
+        path.chmod(0o644)
+    tls.config.key.chmod(0o600)
+    before = tls.fresh()
+    tls.config.key.chmod(0o644)
+    assert tls.fresh() != before
+    tls.config.key.chmod(0o600)
+
+
+def test_files_that_were_only_touched_make_no_channel_a_different_one(pki: FleetPki) -> None:
+    tls = pki.tls("gateway/main")
+    dialler = tls.dialler(EDGE_1)
+    before = dialler.version
+    with capture_logs() as logs:
+        tls.config.cert.touch()
+        tls.config.key.chmod(tls.config.key.stat().st_mode)
+        assert dialler.version == before
+        pki.issue("gateway/main")
+        assert dialler.version != before
+    assert len(logs) == 1
+    assert "PRIVATE KEY" not in repr(before)
 
 
 # -- the section ---------------------------------------------------------------------------------------------------
