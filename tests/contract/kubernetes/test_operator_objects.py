@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from tidegate.tools.operator.cli import operator as operator_command
 from tidegate.tools.operator.cluster_objects import path_of
 from tidegate.tools.operator.definitions import GROUP, KINDS
 from tidegate.tools.operator.reconciler import DELETED, WORKLOADS
+from tidegate.tools.operator.rendering.gateway import PORTS
 
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "operator" / "examples"
+PAGE = Path(__file__).parents[3] / "docs" / "operator.md"
 RESOURCES = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
 TLS = {"mode": "csi", "csi": {"issuerName": "fleet-ca", "gatewayHosts": ["gw.example"]}}
 # Of the chart's values and of the resources that say the same: what the operator names and labels in its own way.
@@ -72,6 +75,46 @@ def test_the_chart_installs_an_operator_that_is_closed_and_off_by_default(
     options = [one.partition("=")[0] for one in container["args"][2:]]
     known = {name for option in operator_command.commands["run"].params for name in option.opts}
     assert container["args"][:2] == ["operator", "run"] and set(options) <= known
+
+
+def test_the_operator_of_the_example_needs_nothing_that_is_not_there(operators: Rendered) -> None:
+    (container,) = operators.one("Deployment", "-operator")["spec"]["template"]["spec"]["containers"]
+
+    assert [one for one in container["env"] if "secretKeyRef" in one.get("valueFrom", {})] == []
+    assert not any(one.startswith("--conductor") for one in container["args"]), "nothing makes an admin Service"
+
+
+def test_the_way_to_a_gateway_that_the_page_shows_leads_there(operators: Rendered) -> None:
+    blocks = re.findall(r"<<EOF\n(.*?)^EOF$", PAGE.read_text(), re.M | re.S)
+    spec = next(yaml.safe_load(one)["spec"] for one in blocks if "admin_host" in one)
+    service, policy = next(list(yaml.safe_load_all(one)) for one in blocks if "NetworkPolicy" in one)
+    objects = objects_of(body("TidegateGateway", "main", modelsVolume=VOLUME, **spec))
+    pod = one_of(objects, "Deployment")["spec"]["template"]
+    operator = operators.one("Deployment", "-operator")["spec"]["template"]["metadata"]["labels"]
+
+    assert complaints_about([*objects, service, policy]) == []
+    for selector in (service["spec"]["selector"], policy["spec"]["podSelector"]["matchLabels"]):
+        assert selector.items() <= pod["metadata"]["labels"].items()
+    others, admin = policy["spec"]["ingress"]
+    (peer,) = admin["from"]
+    # The release is called `op` there and `edge` here.
+    assert (peer["podSelector"]["matchLabels"] | {"app.kubernetes.io/instance": "edge"}).items() <= operator.items()
+    assert service["spec"]["ports"][0]["port"] == admin["ports"][0]["port"] == PORTS["admin_port"]
+    open_ports = {one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}
+    assert open_ports <= {one["port"] for one in others["ports"]}, "what callers use stays open"
+
+
+def test_the_chart_passes_on_what_an_operator_with_conductors_needs() -> None:
+    own = {"enabled": True, "conductors": {"main": "https://main-admin.prod.svc:8003"},
+           "extraVolumes": [{"name": "ca", "configMap": {"name": "fleet-ca"}}],
+           "extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/fleet", "readOnly": True}]}  # fmt: skip
+    made = render({"own": {"gateway": {"enabled": False}, "pool": {"enabled": False}, "operator": own}})[0]["own"]
+
+    assert (made.error, made.complaints) == ("", [])
+    pod = made.one("Deployment", "-operator")["spec"]["template"]["spec"]
+    assert "--conductor=main=https://main-admin.prod.svc:8003" in pod["containers"][0]["args"]
+    assert own["extraVolumeMounts"][0] in pod["containers"][0]["volumeMounts"]  # type: ignore[index]
+    assert own["extraVolumes"][0] in pod["volumes"]  # type: ignore[index]
 
 
 def test_the_operator_may_do_what_it_does_and_nothing_else(operators: Rendered) -> None:
