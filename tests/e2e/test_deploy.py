@@ -48,6 +48,17 @@ def test_systemd_waits_until_a_process_has_drained(profile: str, role: str) -> N
     assert waits_s >= config.drain_s + 5.0, "the parts close one after another after the drain"
 
 
+@pytest.mark.parametrize("page", ["edge-device", "accelerators"])
+def test_what_the_unit_closes_and_a_key_needs_is_opened_by_the_drop_in_of_the_page(page: str) -> None:
+    unit = (DEPLOY / "systemd" / "tidegate-edge.service").read_text()
+    (drop_in,) = re.findall(r"^```ini\n(.*?)^```$", (DEPLOY.parent / "docs" / f"{page}.md").read_text(), re.M | re.S)
+    opened = re.findall(r"^(\w+)=no$", drop_in, re.M)
+    assert opened
+    for option in opened:
+        assert re.search(rf"^{option}=yes$", unit, re.M), "the page opens what the unit closes"
+        assert f"{option}=no" in unit, "the unit says where that is a hindrance"
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed here")
 @pytest.mark.parametrize("unit", sorted((DEPLOY / "systemd").glob("*.service")), ids=lambda path: path.stem)
 def test_systemd_takes_each_unit_without_a_word(unit: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from edge_agent.configuration.boot import boot_configuration
 from edge_agent.configuration.device_file import read_device_file
 from tests.support.chart.rendering import ROOT, complaints_about, has_helm
 from tidegate.config import load
+from tidegate.security.device_bundle import HOME, IDENTITY
 
 FOLDER = ROOT / "deploy" / "kubeedge"
 needs_schemas = pytest.mark.skipif(not has_helm(), reason="`make checks` could not set up the schemas here")
@@ -60,6 +61,11 @@ def test_both_ways_run_the_same_agent() -> None:
     assert of_set["volumes"] == of_group["volumes"]
     for key in ("securityContext", "tolerations", "enableServiceLinks", "automountServiceAccountToken"):
         assert of_set[key] == of_group[key]
+
+
+def test_what_is_said_of_joining_names_the_folder_that_joining_makes() -> None:
+    said = (FOLDER / "daemonset.yaml").read_text()
+    assert "edge join" in said and str(HOME / IDENTITY) in said
 
 
 def test_settings_are_mounted_as_a_folder_so_that_they_can_change() -> None:
