@@ -7,8 +7,9 @@
 Everything is written, given to its reader and tried before the link changes; what fails leaves what was there. After
 a power cut in between the same command completes it. Folders of earlier identities are removed, since they hold keys.
 
-A device that joins again under its own name keeps its configuration, which its owner may have changed. Another name
-is refused unless it is to be replaced: two devices under one name would end each other's sessions.
+A device that joins again under its own name keeps its configuration, which its owner may have changed. One that joins
+for the first time takes the bundle's, and a copy of what was there is put aside. Another name is refused unless it is
+to be replaced: two devices under one name would end each other's sessions.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -54,6 +55,7 @@ class Joined:
     config: EdgeConfig
     ends: datetime
     kept: tuple[str, ...]
+    aside: Path | None  # a copy of the configuration that was there before the device joined for the first time
 
 
 def join_fleet(
@@ -77,7 +79,8 @@ def join_fleet(
     home = home.absolute()
     home.mkdir(parents=True, exist_ok=True)
     with _alone(home):
-        held = _held_names(home)
+        is_joined = (home / IDENTITY).exists()
+        held = _held_names(home) if is_joined else set()
         if (others := held - {issued.identity.name}) and not replace_other:
             raise BundleError(
                 f"{home} is the device {' and '.join(sorted(others))}, and this bundle is {issued.identity.name}'s: "
@@ -87,8 +90,10 @@ def join_fleet(
         config = moved_to(bundle.config, home)
         if held and not replace_other and (home / CONFIG).exists():
             config, kept = _kept_config(home, config)
+        # Of a device that has not joined it is a package's example, or was written by hand.
+        aside = None if is_joined else _put_aside(home / CONFIG)
         settled = _install(home, replace(bundle, config=config), f"{issued.serial:x}", owner)
-    return Joined(settled, issued.ends, kept)
+    return Joined(settled, issued.ends, kept, aside)
 
 
 @contextmanager
@@ -106,10 +111,19 @@ def _held_names(home: Path) -> set[str]:
     """The device's name by its certificate and by its configuration, as far as there are any."""
     names = set()
     if (cert := home / IDENTITY / CERT).exists():
-        names.add(read_issued(cert.read_bytes()).identity.name)
+        with suppress(ValueError):  # one that was damaged names nobody, and is replaced
+            names.add(read_issued(cert.read_bytes()).identity.name)
     if (config := home / CONFIG).exists():
         names.add(str(settings_in(config.read_bytes()).get("name", "(the host's)")))
     return names
+
+
+def _put_aside(config: Path) -> Path | None:
+    if config.is_symlink() or not config.exists():
+        return None
+    aside = config.with_name(config.name + ".before-joining")
+    write_atomically(aside, config.read_bytes(), mode=config.stat().st_mode & 0o777)
+    return aside
 
 
 def _kept_config(home: Path, offered: bytes) -> tuple[bytes, tuple[str, ...]]:

@@ -63,6 +63,8 @@ def join(bundle: Path, home: Path | None, owner: FileOwner | None, replace: bool
     config = home / CONFIG
     who = f"{joined.config.name} of the fleet {joined.config.fleet}"
     click.echo(f"joined: {who}, in {home}, until {joined.ends:%Y-%m-%d}")
+    if joined.aside is not None:
+        click.echo(f"the configuration that was there is {joined.aside}")
     if joined.kept:
         keys = ", ".join(joined.kept)
         click.echo(f"kept {config}, which differs from the bundle's in {keys}; --replace takes the bundle's")

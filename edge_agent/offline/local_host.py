@@ -104,7 +104,7 @@ class LocalHost(HostAround[EdgeHost | HelpingHost]):
         super().__init__(helping or host)
         self._keeper = keeper
         self._on_gateway = on_gateway
-        self._judges: dict[tuple[str, str], ConfidenceMeasure | None] = {}
+        self._judges: dict[tuple[str, str], tuple[Manifest, ConfidenceMeasure | None]] = {}
 
     async def infer(self, call: Call, credential: str = "") -> Reply:
         """The answer, or the outcome that the model's policy sets for an unsure one.
@@ -157,10 +157,11 @@ class LocalHost(HostAround[EdgeHost | HelpingHost]):
     def _doubt(self, call: Call, manifest: Manifest, reply: Reply) -> str:
         """Why the answer is unsure; "" where it is sure, or where that is unknown."""
         key = manifest.name, manifest.version
-        if key not in self._judges:
+        known = self._judges.get(key)
+        if known is None or known[0] is not manifest:  # it may be rolled out anew with other content
             how = manifest.confidence
-            self._judges[key] = None if how is None else ConfidenceMeasure(manifest, how)
-        judge = self._judges[key]
+            known = self._judges[key] = manifest, None if how is None else ConfidenceMeasure(manifest, how)
+        judge = known[1]
         if judge is None or manifest.confidence is None:
             return ""
         confidence = judge.confidence(reply.variant, call.request.outputs, reply.response.outputs)

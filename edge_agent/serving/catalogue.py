@@ -12,14 +12,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
 
 from edge_agent.serving.runner import EdgeLoadable
 from tidegate.models.manifest import EngineName, Manifest
-from tidegate.models.repository import Repository
+from tidegate.models.repository import ReadManifests, Repository, RepositoryError
 from tidegate.models.trust import TRUSTED, check_engine
 from tidegate.models.trusted_digests import check_trusted
 from tidegate.outcome import ModelNotFound
 from tidegate.runtime.process import StartError
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +45,8 @@ def read_catalogue(
     """The models to serve: `wanted` by name, or all that have a variant for edges.
 
     Args:
-        or_none: whether a repository that is not there, or holds nothing for an edge, is an empty one.
+        or_none: whether a repository that is not there, or holds nothing for an edge, is an empty one. Models may come
+            later then, so that one of all which is wrong keeps no other away: it is logged, and left out.
 
     Raises:
         StartError: a wanted model does not exist or has nothing for an edge; there is nothing to serve at all.
@@ -48,6 +54,8 @@ def read_catalogue(
     """
     if or_none and not wanted and not repository.root.exists():
         return ()
+    if or_none and wanted is None:
+        return _what_is_right(repository.root, allowed)
     if wanted is None:
         names = sorted({manifest.name for manifest in repository.manifests() if manifest.variants_for("edge")})
     else:
@@ -58,6 +66,24 @@ def read_catalogue(
     if twice:
         raise StartError(f"key 'models': {twice[0]} is there in two versions; a device serves one version of a model")
     return tuple(read_entry(repository, name, allowed) for name in names)
+
+
+def _what_is_right(root: Path, allowed: tuple[EngineName, ...]) -> tuple[CatalogueEntry, ...]:
+    """Each model for edges that can be served. Raises StartError where there are models, and none of them can be."""
+    found, problems = ReadManifests(root).look()
+    entries = []
+    for name, manifests in sorted(found.items()):
+        if name not in problems and any(one.variants_for("edge") for one in manifests):
+            try:
+                entries.append(read_entry(Repository(root, only=(name,)), name, allowed))
+            except (StartError, RepositoryError) as error:
+                problems[name] = str(error)
+    for name, reason in sorted(problems.items()):
+        log.error("a model is not served", model=name, reason=reason)
+    if problems and not entries:
+        reasons = "".join(f"\n{name}: {reason}" for name, reason in sorted(problems.items()))
+        raise StartError(f"no model of {root} could be read:{reasons}")
+    return tuple(entries)
 
 
 def read_entry(repository: Repository, wanted: str, allowed: tuple[EngineName, ...]) -> CatalogueEntry:

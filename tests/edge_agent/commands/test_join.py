@@ -104,6 +104,31 @@ def test_a_device_that_joins_has_a_configuration_with_which_its_agent_could_star
     assert config.tls.key.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_device_with_the_packages_example_joins_and_the_example_is_put_aside(ca: Path, tmp_path: Path) -> None:
+    issue(ca, tmp_path, "kiosk-7\n")
+    home = tmp_path / "home"
+    home.mkdir()
+    example = (Path(__file__).parents[3] / "deploy" / "config" / "device.yaml").read_bytes()
+    (home / "device.yaml").write_bytes(example)
+    done = join(tmp_path / "out" / "kiosk-7.tar", home)
+    assert done.exit_code == 0 and "device.yaml.before-joining" in done.output, done.output
+    assert load(EdgeConfig, home / "device.yaml").name == "kiosk-7"
+    assert (home / "device.yaml.before-joining").read_bytes() == example
+
+
+def test_a_damaged_certificate_is_replaced_by_the_devices_own_bundle(ca: Path, tmp_path: Path) -> None:
+    issue(ca, tmp_path, "kiosk-8\nkiosk-9\n")
+    home = tmp_path / "home"
+    join(tmp_path / "out" / "kiosk-8.tar", home)
+    cert = home / "identity" / "tls.crt"
+    cert.write_bytes(b"")
+    other = join(tmp_path / "out" / "kiosk-9.tar", home)
+    assert other.exit_code == 1 and "is the device kiosk-8" in other.output
+    done = join(tmp_path / "out" / "kiosk-8.tar", home)
+    assert done.exit_code == 0, done.output
+    assert (home / "identity" / "tls.crt").read_bytes()
+
+
 @pytest.mark.slow
 def test_another_device_is_refused_by_both_names_until_it_is_replaced(ca: Path, tmp_path: Path) -> None:
     issue(ca, tmp_path, "d-1\nd-2\n")
