@@ -5,12 +5,16 @@ counter may ever be seen to fall, since Prometheus takes that for a restart and 
 
     counters, histograms   summed over all processes, also those that have ended: their last snapshot is folded into
                            `departed.json`, once
-    gauges                 those of living processes, each with its `pid`
+    gauges                 those of living processes, each with its name as its `pid`
 
 A process is known to live by a lock on a file of its own, which the kernel gives back when a process ends, however it
-ends: no pid that was used again and no clock can deceive it. A process writes its snapshot every `EVERY_S` and before
-each of its own answers, so that the next answer, of whichever process, is never less than an earlier one; others'
-numbers are that old at most.
+ends: no pid that was used again and no clock can deceive it. Its files have its pid and a random word for a name, since
+each container has a process 1, the next one after a restart as well. A process writes its snapshot every `EVERY_S` and
+before each of its own answers, so that the next answer, of whichever process, is never less than an earlier one;
+others' numbers are that old at most.
+
+One process at a time folds, whichever is asked while there is something to fold. It holds a lock for which no other
+one waits, as the loop that serves requests would wait with it: the others read what they find (`_beside_a_fold`).
 
 A crash between writing `departed.json` and removing what was folded into it counts nothing twice: the file names the
 processes that it holds. Files appear whole or not at all (written beside, then renamed).
@@ -27,6 +31,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
 from pathlib import Path
@@ -47,6 +52,7 @@ MOST_BYTES: Final = 32 * 2**20  # of one snapshot
 _DEPARTED: Final = "departed.json"
 _LOCK: Final = "folding.lock"
 _GAUGE: Final = "gauge"
+_TRIES: Final = 10  # to read between two folds
 log = structlog.get_logger(__name__)
 
 
@@ -80,13 +86,13 @@ class SharedMetrics:
 
     Args:
         folder: the same for all; it is made if it is not there.
-        name: this process's files', unique among those that share; its pid by default.
+        name: this process's files', unique among all that ever shared; its pid and a random word by default.
     """
 
     def __init__(self, folder: Path, *, name: str = "") -> None:
         self.own: Callable[[], Iterable[Metric]] = tuple
         self._folder = folder
-        self._name = name or str(os.getpid())
+        self._name = name or f"{os.getpid()}-{secrets.token_hex(4)}"
         self._life: int | None = None
         self._task = OwnedTask(self._keep_writing, name="metrics snapshots")
 
@@ -103,12 +109,14 @@ class SharedMetrics:
 
     def _join(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        lock = _locked(self._folder / _LOCK)  # no process with this pid is being folded now
+        hidden = self._folder / f".{self._name}.life"
+        held = _locked(hidden)
         try:
-            self._life = _locked(self._folder / f"{self._name}.life")
-            (self._folder / f"{self._name}.json").unlink(missing_ok=True)
-        finally:
-            os.close(lock)
+            hidden.rename(self._folder / f"{self._name}.life")  # locked when it appears: no other one finds it free
+        except OSError:
+            os.close(held)
+            raise
+        self._life = held
 
     async def __aexit__(self, *_: object) -> None:
         await self._task.aclose()
@@ -150,25 +158,65 @@ class SharedMetrics:
 
     def _others(self) -> list[tuple[str, list[_Family]]]:
         """(process, its families) of all others; those that have ended together, under no name."""
-        lock = _locked(self._folder / _LOCK)
         try:
-            departed = _read(self._folder / _DEPARTED) or MetricsSnapshot([])
+            lock = _locked(self._folder / _LOCK)
+        except BlockingIOError:
+            return self._beside_a_fold()
+        try:
+            departed = self._departed()
             living, ended = [], []
-            for path in sorted(self._folder.glob("*.json")):
-                name = path.stem
-                if path.name == _DEPARTED or name == self._name:
-                    continue
+            for name in self._left():
                 if not self._is_over(name):
-                    living.append((name, _read(path)))
+                    living.append((name, self._snapshot(name)))
                 elif name in departed.folded:
-                    path.unlink()  # another process was interrupted between folding it and this
+                    self._remove(name)  # another process was interrupted between folding it and this
                 else:
                     ended.append(name)
             departed = self._fold(departed, ended)
+            self._remove_lifeless()
         finally:
             os.close(lock)
         found = [(name, snapshot.families) for name, snapshot in living if snapshot is not None]
         return [("", departed.families), *found]
+
+    def _beside_a_fold(self) -> list[tuple[str, list[_Family]]]:
+        """The same while another process folds.
+
+        That one writes `departed.json` before it removes what is in it. So what was read while that file said the same
+        is all that was left, and nothing of it twice.
+        """
+        for _ in range(_TRIES):
+            departed = self._departed()
+            found = [("", departed.families)]
+            for name in self._left():
+                if name in departed.folded or (snapshot := self._snapshot(name)) is None:
+                    continue
+                is_over = self._is_over(name)
+                found.append(("", _counts(snapshot)) if is_over else (name, snapshot.families))
+            if self._departed().folded == departed.folded:
+                break
+        return found
+
+    def _left(self) -> list[str]:
+        """The names of the others that have left a snapshot."""
+        names = [path.stem for path in sorted(self._folder.glob("*.json")) if path.name != _DEPARTED]
+        return [name for name in names if name != self._name]
+
+    def _departed(self) -> MetricsSnapshot:
+        return _read(self._folder / _DEPARTED) or MetricsSnapshot([])
+
+    def _snapshot(self, name: str) -> MetricsSnapshot | None:
+        return _read(self._folder / f"{name}.json")
+
+    def _remove(self, name: str) -> None:
+        for left in (f"{name}.json", f"{name}.life"):
+            (self._folder / left).unlink(missing_ok=True)
+
+    def _remove_lifeless(self) -> None:
+        """Processes that ended before they had written anything."""
+        for path in self._folder.glob("*.life"):
+            if not path.with_suffix(".json").exists() and self._is_over(path.stem):
+                path.unlink(missing_ok=True)
 
     def _fold(self, departed: MetricsSnapshot, ended: list[str]) -> MetricsSnapshot:
         if not ended:
@@ -176,13 +224,12 @@ class SharedMetrics:
         sums = _Sums()
         sums.add(departed.families, "")
         for name in ended:
-            last = _read(self._folder / f"{name}.json")
-            sums.add([one for one in last.families if one.kind != _GAUGE] if last else [], name)
+            last = self._snapshot(name)
+            sums.add(_counts(last) if last else [], name)
         departed = MetricsSnapshot(sums.families(), ended)
         _put(self._folder / _DEPARTED, departed)
         for name in ended:
-            for left in (f"{name}.json", f"{name}.life"):
-                (self._folder / left).unlink(missing_ok=True)
+            self._remove(name)
         return departed
 
     def _is_over(self, name: str) -> bool:
@@ -192,7 +239,7 @@ class SharedMetrics:
         except FileNotFoundError:
             return True
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two that look at once both find it free
         except BlockingIOError:
             return False
         finally:
@@ -255,6 +302,11 @@ def _families(metrics: Iterable[Metric]) -> list[_Family]:
     ]
 
 
+def _counts(snapshot: MetricsSnapshot) -> list[_Family]:
+    """What outlives its process."""
+    return [one for one in snapshot.families if one.kind != _GAUGE]
+
+
 def _stored_exemplar(exemplar: Exemplar | None) -> _Exemplar | None:
     if exemplar is None:
         return None
@@ -272,10 +324,10 @@ def _newest(one: _Exemplar | None, other: _Exemplar | None) -> _Exemplar | None:
 
 
 def _locked(path: Path) -> int:
-    """The open file, locked for as long as it is open."""
+    """The open file, locked for as long as it is open. Raises BlockingIOError where another one has it locked."""
     held = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BaseException:
         os.close(held)
         raise
