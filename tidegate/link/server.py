@@ -162,6 +162,7 @@ class LinkServer:
         """Only the client side uses the round-trip time."""
 
     def ticked(self) -> None:
+        self._forget_written()  # the next large answer may be an hour away
         self.announce()
 
     def ended(self, reason: str) -> None:
@@ -308,9 +309,12 @@ class LinkServer:
         def encode(_now: float) -> bytes:
             return frames.answer(id, answered, chunked_bytes=size_bytes)
 
-        self._answers = {other: parcel for other, parcel in self._answers.items() if not parcel.done}
+        self._forget_written()
         self._answers[id] = parcel = Parcel(encode, _ANSWER_FRAME_BYTES, id, answered.message)
         self.session.post(parcel)
+
+    def _forget_written(self) -> None:
+        self._answers = {id: parcel for id, parcel in self._answers.items() if not parcel.done}
 
     def _refuse(self, id: int, error: ServeError) -> None:
         self._tokens.flush()

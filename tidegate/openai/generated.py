@@ -148,6 +148,7 @@ class Events:
         self._include_usage = include_usage
         self._prompt_tokens = prompt_tokens
         self._tokens = 0
+        self._has_ids = False  # whether what answers gives ids, so that tokens are counted and not guessed
         self._characters = 0
         before, _, after = self._event(form.delta(_SLOT, None)).partition(_encode(_SLOT))
         self._before, self._after = before, after
@@ -178,7 +179,10 @@ class Events:
         return last + DONE
 
     def _full_event(self, piece: Piece) -> bytes:
-        self._tokens += len(piece.ids) or 1
+        # Without ids a piece is about a token of a target of text, but nothing new where tokens are known: the end of
+        # a text that was held back for a stop string, or what followed a call of a tool in one token.
+        self._has_ids = self._has_ids or bool(piece.ids)
+        self._tokens += len(piece.ids) if self._has_ids else 1
         logprobs = None
         if self._token_text is not None:
             logprobs = self._form.logprobs([piece], self._token_text, self._characters)

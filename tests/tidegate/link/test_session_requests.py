@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
 from tests.support.loop import on_virtual_time, settle
-from tests.support.serving.link_pair import running, tensor_of
+from tests.support.serving.link_pair import BEAT, running, tensor_of
 from tidegate import clock
 from tidegate.link import frames
 from tidegate.link.client import Question
-from tidegate.link.outbox import Outbox
+from tidegate.link.outbox import Outbox, Parcel
 from tidegate.outcome import DeadlineExceeded, InternalError, InvalidRequest, ModelNotFound, Overloaded, Unreachable
 from tidegate.types import Accepted
 
@@ -86,6 +87,22 @@ async def test_a_large_answer_comes_in_chunks_and_a_small_one_passes_it() -> Non
         assert not slow.done()
 
         assert len(tensor_of(await slow)) == 500_000
+
+
+@on_virtual_time
+async def test_a_large_answer_that_is_written_is_held_for_no_longer_than_a_heartbeat() -> None:
+    def held() -> int:
+        gc.collect()
+        return sum(isinstance(one, Parcel) and len(one.body) >= 500_000 for one in gc.get_objects())
+
+    async with running(client_max_bytes=10**6, max_message_bytes=10**6) as pair:
+        pair.host.answer_bytes = 500_000
+        asked = asyncio.create_task(pair.ask())
+        await pair.host.begun.acquire()
+        await asked
+        assert held() == 1, "the other side may cancel it until it knows that it was written"
+        await clock.sleep(2 * BEAT.interval_s)
+        assert held() == 0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from tests.support.serving.host import minilm
 from tests.support.serving.oip_servers import Servers, serving
 from tests.support.serving.writing_host import WritingHost, until
 from tidegate.oip.body_budget import BodyLimits
+from tidegate.oip.generation.answer import Piece
 from tidegate.oip.guard import OpenGuard, PresentedCredentials
+from tidegate.openai.generated import ChatForm, Events
 from tidegate.outcome import NothingAlive, ServeError, Unauthenticated, Unreachable
 
 HELLO: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
@@ -180,6 +182,26 @@ async def test_usage_can_come_with_every_event(servers: Servers) -> None:
     _, _, body = await post(servers, "/v1/completions", prompt="a", stream=True, stream_options=options)
     counted = [event["usage"]["completion_tokens"] for event in events(body)[:-3]]
     assert counted == list(range(1, len(counted) + 1))
+
+
+async def test_usage_with_every_event_counts_no_token_twice_where_text_was_held_back(servers: Servers) -> None:
+    """The end of this text might have begun a stop string: it comes by itself, after its token."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    asked = {"prompt": "a", "stop": "in and", "max_tokens": 4}
+    _, _, body = await post(servers, "/v1/completions", stream=True, stream_options=options, **asked)
+    *during, _end, last, _done = events(body)
+    assert [event["choices"][0]["text"] for event in during] == ["the", " tide", " comes", " ", "in"]
+    assert [event["usage"]["completion_tokens"] for event in during] == [1, 2, 3, 4, 4]
+    assert last["usage"]["completion_tokens"] >= 4
+
+
+def test_pieces_of_a_text_count_as_tokens_where_no_ids_come() -> None:
+    def counted(*pieces: Piece) -> list[int]:
+        events = Events(ChatForm(), {"id": "x"}, include_usage=True, prompt_tokens=3)
+        return [json.loads(events.pieces([one])[6:])["usage"]["completion_tokens"] for one in pieces]
+
+    assert counted(Piece("ab", (1,)), Piece("c", (2, 3)), Piece("held back", ())) == [1, 3, 3]
+    assert counted(Piece("ab", ()), Piece("", (), more={}), Piece("c", ())) == [1, 2, 3]
 
 
 async def test_a_schema_goes_to_the_engine(host: WritingHost, client: openai.AsyncOpenAI) -> None:
