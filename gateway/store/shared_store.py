@@ -10,6 +10,9 @@ So a store that hangs costs each user one timeout and not one for each of its ca
     another's password     it refuses to speak: the same, and the reason names it
     flushed, restarted     it answers, and knows nothing: each user puts its own things there again
 
+The files of the password and the certificates are looked at before each try that follows a failure, and the connections
+are made anew where one has changed: the package reads them once. So a renewal costs one pause at most, and no restart.
+
 Keys are `tidegate:{FLEET}:…`: the fleets of one store see nothing of each other, and the braces keep a fleet's keys on
 one node where the store is a cluster. Each user of the store bounds its keys and lets them expire.
 
@@ -23,6 +26,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Sequence
 from hashlib import sha1
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import structlog
@@ -34,6 +38,7 @@ from tidegate.runtime.process import StartError
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+_Stamp = tuple[tuple[int, int, int, int], ...]
 StoreCall = tuple[Sequence[str], Sequence[str | bytes | int | float]]  # keys, and arguments
 
 FIRST_PAUSE_S: Final = 0.5
@@ -72,6 +77,8 @@ class SharedStore:
         self._prefix = f"tidegate:{{{fleet}}}:"
         self._draw = draw
         self._client: Redis | None = None
+        self._stamp: _Stamp = ()  # of the files that it was made of
+        self._unread = ""  # why these cannot be read now
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)  # the package refuses what finds no free connection
         self._pause_s = 0.0
         self._retry_at = 0.0
@@ -80,20 +87,35 @@ class SharedStore:
 
     async def __aenter__(self) -> Self:
         try:
-            from redis.asyncio import Redis
-            from redis.asyncio.retry import Retry
-            from redis.backoff import NoBackoff
+            import redis.asyncio  # noqa: F401  # for its absence to be reported here
         except ImportError as error:
             raise StartError("the section `store` needs the package redis: pip install 'tidegate[redis]'") from error
-        section = self._section
-        host, port, database = section.address
         try:
-            password = await asyncio.to_thread(section.password)
-            for path in (section.ca, section.cert, section.key):
-                if path is not None:
-                    await asyncio.to_thread(path.read_bytes)
+            self._stamp = self._stamped()
+            for path in self._files():
+                await asyncio.to_thread(path.read_bytes)
+            self._client = self._made()
         except OSError as error:
             raise StartError(f"the section `store`: cannot read {error.filename}: {error.strerror or error}") from error
+        return self
+
+    def _files(self) -> list[Path]:
+        section = self._section
+        return [path for path in (section.password_file, section.ca, section.cert, section.key) if path is not None]
+
+    def _stamped(self) -> _Stamp:
+        """Another one once a file has changed. Raises OSError."""
+        stats = [path.stat() for path in self._files()]
+        return tuple((one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats)
+
+    def _made(self) -> Redis:
+        """A client that has connected to nothing yet. Raises OSError where the password cannot be read."""
+        from redis.asyncio import Redis
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        section = self._section
+        host, port, database = section.address
         secured: dict[str, Any] = {}
         if section.secure:
             secured = {
@@ -106,12 +128,12 @@ class SharedStore:
                 "ssl_keyfile": str(section.key) if section.key else None,
             }
         timeout_s = section.timeout_ms / 1e3
-        self._client = Redis(
+        return Redis(
             host=host,
             port=port,
             db=database,
             username=section.username,
-            password=password,
+            password=section.password(),
             socket_connect_timeout=timeout_s,
             socket_timeout=None,  # `run_each` bounds each call; the package's own timeout may swallow a cancellation
             retry=Retry(NoBackoff(), 0),  # the pauses are here
@@ -120,16 +142,29 @@ class SharedStore:
             protocol=2,
             **secured,
         )
-        return self
+
+    async def _renew(self) -> None:
+        """Connect with what the files hold now, if that is something else. Files that cannot be read change nothing."""
+        try:
+            stamp = self._stamped()
+            if stamp == self._stamp:
+                return
+            client = self._made()
+        except (OSError, UnicodeDecodeError) as error:
+            if self._unread != str(error):
+                log.warning("the files of the section `store` cannot be read again; the old ones hold", why=str(error))
+            self._unread = str(error)
+            return
+        # In one turn of the loop: of those that try at once, one renews it.
+        old, self._client, self._stamp, self._unread = self._client, client, stamp, ""
+        log.info("the store's password or certificates have changed and were read again", store=self.address)
+        if old is not None:
+            await _close(old)
 
     async def __aexit__(self, *_: object) -> None:
         if self._client is not None:
             client, self._client = self._client, None
-            try:
-                async with asyncio.timeout(1.0):
-                    await client.aclose()
-            except (OSError, TimeoutError):
-                pass
+            await _close(client)
 
     @property
     def address(self) -> str:
@@ -157,28 +192,27 @@ class SharedStore:
             raise StoreUnavailable(self.trouble or "the store was away")
         from redis.exceptions import NoScriptError, RedisError
 
+        if self._pause_s:  # the last try failed
+            await self._renew()
+        if (client := self._client) is None:
+            raise StoreUnavailable("the store's connection is closed")
         try:
             async with asyncio.timeout(self._section.timeout_ms / 1e3):
                 try:
-                    answers = await self._pipeline(script, calls)
+                    answers = await _pipeline(client, script, calls)
                 except NoScriptError:  # a store that was restarted or flushed has forgotten it
-                    await self._client.script_load(script.text)
-                    answers = await self._pipeline(script, calls)
+                    await client.script_load(script.text)
+                    answers = await _pipeline(client, script, calls)
         except TimeoutError as error:
-            raise self._failed(f"no answer within {self._section.timeout_ms} ms") from error
+            raise self._failed(client, f"no answer within {self._section.timeout_ms} ms") from error
         except (RedisError, OSError) as error:
-            raise self._failed(_reason(error)) from error
+            raise self._failed(client, _reason(error)) from error
         self._answered()
         return answers
 
-    async def _pipeline(self, script: StoreScript, calls: Sequence[StoreCall]) -> list[Any]:
-        assert self._client is not None
-        async with self._client.pipeline(transaction=False) as pipe:
-            for keys, arguments in calls:
-                pipe.evalsha(script.sha, len(keys), *keys, *arguments)
-            return list(await pipe.execute())
-
-    def _failed(self, why: str) -> StoreUnavailable:
+    def _failed(self, client: Redis, why: str) -> StoreUnavailable:
+        if client is not self._client:
+            return StoreUnavailable(why)  # its connection was closed by `_renew`: that says nothing of the store
         if self.trouble is None or not self._pause_s:
             log.warning("the store does not answer; quotas are shared without it", store=self.address, reason=why)
         self.trouble = why
@@ -195,6 +229,23 @@ class SharedStore:
 
     def __repr__(self) -> str:
         return f"<SharedStore {self.address} {self.trouble or 'answers'}>"
+
+
+async def _pipeline(client: Redis, script: StoreScript, calls: Sequence[StoreCall]) -> list[Any]:
+    async with client.pipeline(transaction=False) as pipe:
+        for keys, arguments in calls:
+            pipe.evalsha(script.sha, len(keys), *keys, *arguments)
+        return list(await pipe.execute())
+
+
+async def _close(client: Redis) -> None:
+    from redis.exceptions import RedisError
+
+    try:
+        async with asyncio.timeout(1.0):
+            await client.aclose()
+    except (OSError, TimeoutError, RedisError):
+        pass
 
 
 def _reason(error: Exception) -> str:

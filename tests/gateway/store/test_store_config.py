@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +16,7 @@ from gateway.config.store import SharedStoreConfig
 from gateway.store.quota_leaser import LEASE
 from gateway.store.shared_store import SharedStore, StoreUnavailable
 from tests.support.stores import REDIS, RedisServer
+from tidegate import clock
 
 
 @pytest.mark.parametrize(
@@ -80,3 +83,37 @@ async def test_over_tls_the_stores_certificate_must_come_from_the_ca(tmp_path: P
         async with SharedStore(SharedStoreConfig(url=url, timeout_ms=5000), "site", lambda: 0.5) as stranger:
             with pytest.raises(StoreUnavailable, match="certificate"):
                 await stranger.run(LEASE, keys, figures)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REDIS is None or shutil.which("openssl") is None, reason="redis-server or openssl is not installed")
+async def test_a_ca_that_was_renewed_is_read_again_after_a_failed_handshake(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    store = RedisServer(tmp_path, "--tls-auth-clients", "no")
+
+    def serves(folder: Path) -> Path:
+        folder.mkdir()
+        cert, key = certificates(folder)
+        files = ("--tls-cert-file", str(cert), "--tls-key-file", str(key), "--tls-ca-cert-file", str(cert))
+        store.options = ("--tls-auth-clients", "no", *files, "--tls-port", str(store.port), "--port", "0")
+        return cert
+
+    ca.write_bytes(serves(tmp_path / "first").read_bytes())
+    keys, figures = ["tidegate:{site}:leasers", "tidegate:{site}:spending"], ["main", "", 2000, 256]
+    section = SharedStoreConfig(url=f"rediss://127.0.0.1:{store.port}", ca=ca, timeout_ms=5000)
+    with store:
+        async with SharedStore(section, "site", lambda: 0.5) as trusting:
+            assert (await trusting.run(LEASE, keys, figures))[0] == [b"main"]
+            store.kill()
+            renewed = serves(tmp_path / "second")
+            store.start()
+            async with asyncio.timeout(60.0):
+                while "certificate" not in (trusting.trouble or ""):
+                    with pytest.raises(StoreUnavailable):
+                        await trusting.run(LEASE, keys, figures)
+                    await clock.sleep(0.05)
+                ca.write_bytes(renewed.read_bytes())
+                while trusting.trouble is not None:
+                    with contextlib.suppress(StoreUnavailable):
+                        await trusting.run(LEASE, keys, figures)
+                    await clock.sleep(0.05)
