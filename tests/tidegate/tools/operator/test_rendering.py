@@ -78,7 +78,7 @@ def test_who_scales_a_pool_alone_sets_its_replicas() -> None:
 
     assert "replicas" not in one_of(scaled, "StatefulSet")["spec"]
     kinds = [one["kind"] for one in scaled]
-    assert kinds.index("HorizontalPodAutoscaler") < kinds.index("StatefulSet"), "it is there once the number is its own"
+    assert kinds.index("HorizontalPodAutoscaler") > kinds.index("StatefulSet"), "a pool serves before KEDA is there"
     target = one_of(scaled, "HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]
     assert target["name"] == one_of(scaled, "StatefulSet")["metadata"]["name"]
     assert one_of(fixed, "StatefulSet")["spec"]["replicas"] == 3

@@ -73,9 +73,9 @@ def render_pool(
         config_map,
         part.object("v1", "ServiceAccount", automountServiceAccountToken=False),
         _service(part, config),
-        *_scaling(part, spec, gateway),  # before the StatefulSet loses its number, so that somebody looks after it
         _stateful_set(part, spec, config, config_map, models),
         *disruption_budget(part, spec),
+        *_scaling(part, spec, gateway),  # last: where KEDA is not installed yet, the pool serves all the same
     ]
 
 
