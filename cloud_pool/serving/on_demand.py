@@ -33,6 +33,7 @@ from tidegate.runtime.process import StartError
 _AGAIN_S = 5.0  # until a version that had no room may be tried again: another may have been unloaded
 _START_S = 1.0  # of a process and its runtime, until a load was measured
 _BYTES_PER_S = 200e6  # of reading and laying out weights, until then
+_REST_S = 1.0  # after a defect
 log = structlog.get_logger("model control")
 
 
@@ -159,8 +160,13 @@ class OnDemand:
         while True:
             await self._look_again.wait()
             self._look_again.clear()
-            while await self._bring_next():
-                pass
+            try:
+                while await self._bring_next():
+                    pass
+            except Exception:  # a defect with one model must not keep all others out for good
+                log.exception("a model cannot be brought into memory")
+                await clock.sleep(_REST_S)
+                self._look_again.set()
 
     async def _bring_next(self) -> bool:
         """Bring in the model that should come in now; False where none should."""

@@ -58,6 +58,7 @@ class KubernetesSource:
         self._slices = EndpointSlices(section.port_name)
         self._version = ""  # "": to be listed
         self._away = False
+        self._checked: dict[ServiceTarget, Found | str] = {}
         self._backoff = Backoff(draw, base_s=0.5, cap_s=LATEST_S)
         self._api: KubernetesApi | None = None
         self._task = OwnedTask(self._follow, name=f"discovery {self.name}")
@@ -145,18 +146,24 @@ class KubernetesSource:
         targets, warning = self._slices.targets()
         if warning:
             odd.append(warning)
+        before, self._checked = self._checked, {}
         for one in targets:
-            try:
-                found.append(self._found(one))
-            except ValidationError as error:
-                odd.append(f"{one.name}: {error.errors()[0]['msg']}")
+            # Each event says all of a Service anew, and to check thousands takes a good part of a second.
+            known = self._checked[one] = before.get(one) or self._found(one)
+            if isinstance(known, str):
+                odd.append(known)
+            else:
+                found.append(known)
         self._report(SourceSaid(self.name, tuple(found), "; ".join(odd[:9])))
 
-    def _found(self, one: ServiceTarget) -> Found:
-        """Raises ValidationError where it cannot be a target."""
+    def _found(self, one: ServiceTarget) -> Found | str:
+        """The target, or why it cannot be one."""
         zone = self._section.zones.get(one.zone)
         more = {} if zone is None else {"zone": zone}
-        return Found(self._section.target(one.name, one.address, **more).spec, draining=one.draining)
+        try:
+            return Found(self._section.target(one.name, one.address, **more).spec, draining=one.draining)
+        except ValidationError as error:
+            return f"{one.name}: {error.errors()[0]['msg']}"
 
     def __repr__(self) -> str:
         return f"<KubernetesSource {self.name} {self._slices!r}>"

@@ -118,20 +118,21 @@ class DeferredWorker:
             await self._settle(job)
         except DatabaseUnavailable:
             await clock.sleep(RETRY_S)  # what became of it could not be stored: it is computed again
+        except Exception:
+            log.exception("a deferred request failed by a defect", device=job.device, id=job.id)
+            await clock.sleep(RETRY_S)
+            try:
+                await self._ingest.postpone(job, LONGEST_WAIT_S)
+            except Exception:  # it is due at once, but no sooner than after this rest
+                log.exception("a deferred request cannot be postponed", device=job.device, id=job.id)
 
     async def _settle(self, job: DeferredJob) -> None:
-        """Raises DatabaseUnavailable."""
+        """Raises DatabaseUnavailable, and what is a defect."""
         try:
             reply = await self._infer(self._call(job))
             await self._answer(job, reply)
         except ServeError as error:
             await self._failed(job, error)
-        except DatabaseUnavailable:
-            raise
-        except Exception:
-            log.exception("a deferred request failed by a defect", device=job.device, id=job.id)
-            await clock.sleep(RETRY_S)
-            await self._ingest.postpone(job, LONGEST_WAIT_S)
 
     def _call(self, job: DeferredJob) -> Call:
         now = clock.now()

@@ -56,6 +56,9 @@ class ProcessChannel(Generic[ReceivedT]):
                 log.warning("a process of this gateway reads nothing: messages to it are dropped")
             return
         encoded = self._encoder.encode(message)
+        if len(encoded) > MOST_BYTES:
+            log.error("a message to a process of this gateway is too long", kind=type(message).__name__)
+            return
         self._writer.write(len(encoded).to_bytes(_LENGTH, "big") + encoded)
 
     async def flush(self) -> None:
@@ -69,10 +72,16 @@ class ProcessChannel(Generic[ReceivedT]):
             try:
                 length = int.from_bytes(await self._reader.readexactly(_LENGTH), "big")
                 if length > MOST_BYTES:
-                    raise ValueError(f"a message of {length} bytes")
-                message = self._decoder.decode(await self._reader.readexactly(length))
+                    log.error("a process of this gateway sends what is no message: it is heard no more", length=length)
+                    return
+                encoded = await self._reader.readexactly(length)
             except (asyncio.IncompleteReadError, OSError):
                 return
+            try:
+                message = self._decoder.decode(encoded)
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:  # of another version, while one replaces it
+                log.warning("a message of a process of this gateway is not known", reason=str(error))
+                continue
             yield message
 
     async def aclose(self) -> None:

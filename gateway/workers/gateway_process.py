@@ -176,15 +176,21 @@ class GatewayProcess:
 
     async def _hear(self, channel: ProcessChannel[FromProcess]) -> None:
         async for message in channel.messages():
-            match message:
-                case Serving():
-                    self.serving = message
-                    self._turn("ready")
-                    self.settled.set()
-                case CannotStart(reason):
-                    self.why_not = reason
-                case _:
-                    self._on_message(self, message)
+            try:
+                self._take(message)
+            except Exception:  # a defect with one message must not end the hearing of all others
+                log.exception("a message of a gateway's process is not understood", process=self.name)
+
+    def _take(self, message: FromProcess) -> None:
+        match message:
+            case Serving():
+                self.serving = message
+                self._turn("ready")
+                self.settled.set()
+            case CannotStart(reason):
+                self.why_not = reason
+            case _:
+                self._on_message(self, message)
 
     def _turn(self, state: MemberState) -> None:
         if self.state != "down" and not (self.state == "leaving" and state == "ready"):

@@ -124,6 +124,23 @@ async def test_a_child_that_is_killed_is_started_again(make: Callable[..., Child
         assert "was ended by SIGKILL; starting it again in 0.05 s" in heard.changes[0]
 
 
+async def test_a_child_whose_log_was_deleted_is_started_again(make: Callable[..., Child], heard: Heard) -> None:
+    async with make() as child:
+        await child.ready()
+        first = child.pid
+        child.plan.log_path.unlink()
+        os.kill(first, signal.SIGKILL)
+        await heard.until(lambda: heard.changes[-1:] == ["fake is back"])
+        assert child.pid not in (0, first)
+
+
+def test_of_a_long_log_the_last_lines_are_read(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(b"before\n" + b"x" * 10_000_000 + b"\nlast\n")
+    assert children.log_tail(log, 7)[-1] == "last" and len("".join(children.log_tail(log, 7))) < 100_000
+    assert children.log_tail(tmp_path / "gone.log", 0) == []
+
+
 async def test_a_child_that_is_not_to_be_restarted_stays_down(make: Callable[..., Child], heard: Heard) -> None:
     async with make(restart=False) as child:
         await child.ready()

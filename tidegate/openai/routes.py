@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
@@ -39,6 +40,7 @@ from tidegate.oip.http.body import read_body
 from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
 from tidegate.oip.http.responses import RefusalObserver, json_response
+from tidegate.oip.offload import CodecThreads
 from tidegate.oip.reply import (
     ATTESTED_KEY,
     BUDGET_LEFT_KEY,
@@ -63,6 +65,7 @@ from tidegate.types import Call, Reply
 PROTOCOL: Final = "openai"
 TRUNCATED_KEY: Final = "tidegate-truncated"
 MAX_CONCURRENT_CALLS: Final = 8  # of one body, so that it cannot fill every queue by itself
+_TIMES_AS_LONG: Final = 4  # numbers as text, as a tensor of so many bytes
 
 _PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/chat/completions", "/v1/completions")
 Guarded = Callable[[web.Request, ModelHost], Awaitable[web.Response]]  # is given the host, and has no other
@@ -173,6 +176,7 @@ class OpenAIRoutes:
         self._tokenizers = tokenizers
         self._max_body_bytes = max_body_bytes
         self._on_refused = on_refused
+        self._aside = CodecThreads()
 
     def __repr__(self) -> str:
         return f"<OpenAIRoutes {self._guard!r} {self._tokenizers!r}>"
@@ -208,8 +212,7 @@ class OpenAIRoutes:
         try:
             host = await self._guard.admit(credentials_over_http(request, PROTOCOL))
             body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
-            check_json(body, self._limits)
-            asked = embeddings.parse(body)
+            asked = await self._aside.run(len(body), partial(_asked, body, self._limits))
             name = asked.model
             headers = kept_headers(request.headers.items())
             if defer_of(headers, {}):
@@ -239,7 +242,8 @@ class OpenAIRoutes:
                 self._on_refused(PROTOCOL, name, error)
             raise
         replies = await self._infer_all(calls, host)
-        return _answer(asked, manifest, rows, parts, calls, replies)
+        work_bytes = _TIMES_AS_LONG * sum(reply.response.size_bytes for reply in replies)
+        return await self._aside.run(work_bytes, lambda: _answer(asked, manifest, rows, parts, calls, replies))
 
     async def models(self, _: web.Request, host: ModelHost) -> web.Response:
         found = {one.name: one for one in host.manifests() if self._is_listed(one)}
@@ -297,6 +301,11 @@ class OpenAIRoutes:
         if failure is not None:
             raise failure
         return [task.result() for task in tasks]
+
+
+def _asked(body: bytes, limits: ContentLimits) -> EmbeddingsRequest:
+    check_json(body, limits)
+    return embeddings.parse(body)
 
 
 def _manifest(host: ModelHost, name: str, demanded: str) -> Manifest:

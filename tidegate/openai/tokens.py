@@ -18,6 +18,7 @@ from tidegate.generate.text.text_models import ModelFolders
 from tidegate.generate.text.truncated_encoding import encode_truncated, truncating_tokenizer
 from tidegate.models.manifest import Manifest, Text
 from tidegate.models.repository import RepositoryError, read_tokenizer
+from tidegate.oip.offload import LARGE_BYTES, CodecThreads
 from tidegate.openai.embeddings import TokenRow, text_of
 from tidegate.runtime.process import StartError
 
@@ -31,6 +32,7 @@ class Tokenizers:
         self._repository = repository
         self._loaded: dict[tuple[str, int], Any] = {}  # versions with the same tokenizer share it: it has megabytes
         self._loading = asyncio.Lock()
+        self._aside = CodecThreads()  # a caller that leaves does not stop its thread: few of them may be at work
 
     def __repr__(self) -> str:
         return f"<Tokenizers {len(self._loaded)} loaded>"
@@ -48,9 +50,8 @@ class Tokenizers:
     async def rows(self, manifest: Manifest, texts: Sequence[str]) -> list[TokenRow]:
         """Each text as a row of tokens, cut to the model's length."""
         tokenizer = await self._tokenizer(manifest)
-        if sum(map(len, texts)) <= INLINE_CHARACTERS:
-            return _rows(tokenizer, texts)
-        return await asyncio.to_thread(_rows, tokenizer, texts)
+        work_bytes = sum(map(len, texts)) * (LARGE_BYTES // INLINE_CHARACTERS)
+        return await self._aside.run(work_bytes, lambda: _rows(tokenizer, texts))
 
     async def _tokenizer(self, manifest: Manifest) -> Any:
         text = text_of(manifest)

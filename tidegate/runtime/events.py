@@ -11,18 +11,19 @@ import json
 import sys
 from typing import Any
 
-from tidegate.storage.disk_failure import is_disk_failure
-
 
 def emit(event: str, **fields: Any) -> None:
     """Write one event line and flush it, so that a parent on a pipe sees it at once.
 
-    Where stdout is a file on a disk that takes nothing the line is lost, and not the request that it tells of.
+    Where nothing takes the line (a full disk, a reader that has ended) it is lost, and not the request or the process
+    that it tells of.
     """
     line = json.dumps({"event": event, **fields}, separators=(",", ":"), default=str) + "\n"
     try:
         sys.stdout.write(line)
         sys.stdout.flush()
-    except OSError as error:
-        if not is_disk_failure(error):
+    except OSError:
+        pass
+    except ValueError:  # the stream was closed
+        if not sys.stdout.closed:
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, TrafficSplits
 from gateway.default_versions import DefaultVersions
+from gateway.delivery import trials as trials_module
 from gateway.delivery.trials import COMPARED_AT_ONCE, MAX_FILE_BYTES, SplitRequest, Trials, compare_outputs
 from gateway.layers.versions import FIRST_FLIGHT, versions
 from gateway.operate.trial_report import trial_families, trial_rows
@@ -308,3 +311,29 @@ async def test_a_credential_with_limits_of_its_own_is_of_its_tenant() -> None:
         await subject.begin("double", SplitRequest("2", "1", tenants=("acme",)))
         tried = [subject.tried(call(tenant=tenant)) for tenant in ("acme", "acme#key:3f9a", "acmes")]
     assert tried == ["2", "2", ""]
+
+
+async def test_an_order_whose_sender_leaves_while_it_is_written_holds_whole_and_before_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, writing, goes_on = tmp_path / "trials.json", threading.Event(), threading.Event()
+    write = trials_module._write  # noqa: SLF001  # made slow, as a disk is
+
+    def slowly(path: Path, splits: TrafficSplits) -> None:
+        writing.set()
+        assert goes_on.wait(10.0)
+        write(path, splits)
+
+    async with trials(file) as subject:
+        await subject.begin("double", SplitRequest("2", "1", share=0.1))
+        monkeypatch.setattr(trials_module, "_write", slowly)
+        promoting = asyncio.create_task(subject.promote("double"))
+        assert await asyncio.to_thread(writing.wait, 10.0)
+        promoting.cancel()
+        again = asyncio.create_task(subject.begin("double", SplitRequest("1", "2", share=0.2)))
+        await clock.sleep(0.05)
+        goes_on.set()
+        await asyncio.wait([promoting, again])
+        assert promoting.cancelled() and again.exception() is None
+        kept = msgspec.json.decode(file.read_bytes(), type=TrafficSplits)
+        assert kept == subject.splits and kept.split["double"].candidate == "1"

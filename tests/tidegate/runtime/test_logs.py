@@ -95,6 +95,29 @@ open(sys.argv[1], "w").write("went on")
 
 
 @pytest.mark.slow
+def test_whoever_reads_the_events_may_end_and_the_work_goes_on() -> None:
+    script = """
+import sys
+from tidegate.runtime import events
+events.emit("ready")
+sys.stdin.readline()
+for _ in range(1000):
+    events.emit("served", more="x" * 100)
+sys.stdout.close()
+events.emit("served", more="into a stream that is closed")
+print("went on", file=sys.stderr)
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", script], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as ran:
+        assert ran.stdin is not None and ran.stdout is not None and ran.stderr is not None
+        assert "ready" in ran.stdout.readline()
+        ran.stdout.close()
+        ran.stdin.write("\n")
+        ran.stdin.close()
+        assert ran.stderr.read() == "went on\n"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_whoever_reads_the_log_may_end_and_the_work_goes_on(form: Format) -> None:
     script = """

@@ -32,6 +32,7 @@ from tidegate.workers import exit_status
 
 RESTART_AFTER_S: Final = 2.0
 LOG_TAIL_LINES: Final = 12
+_MOST_TAIL_BYTES: Final = 64 * 1024
 EVENT_LINE_MAX_BYTES: Final = 1 << 20
 
 OURS: Final = frozenset({"gateway", "edge_agent", "cloud_pool", "simulator", "tidegate"})
@@ -146,7 +147,8 @@ class Child:
         except OSError as error:
             how = f"could not be started: {error}"
             self._failed_reason = str(error)
-        self._settle(ChildFailed(self._why_not_ready(how)))
+        if not self._was_ready():
+            self._settle(ChildFailed(self._why_not_ready(how)))
         return how
 
     async def _run(self, log: BinaryIO) -> str:
@@ -282,6 +284,10 @@ def missing_package(tail: Sequence[str]) -> str:
 
 def log_tail(path: Path, start_bytes: int) -> list[str]:
     """The last lines that a log has gained since it was `start_bytes` long."""
-    with open(path, "rb") as log:
-        log.seek(start_bytes)
-        return log.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
+    try:
+        with open(path, "rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(start_bytes, size - _MOST_TAIL_BYTES))
+            return log.read(_MOST_TAIL_BYTES).decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:]
+    except OSError:  # it was deleted or rotated away
+        return []
