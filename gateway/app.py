@@ -332,11 +332,17 @@ class Gateway:
             self.watch,
             self.dialled_in.links if self.dialled_in is not None else None,
             self.defaults.manifest,
+            lambda: self.catalog.shipped,
             max_message_bytes=self.config.max_body_bytes + ROOM_BYTES,
         )
 
     def _worker_side(self, part: ProcessPart) -> WorkerSide:
-        return WorkerSide(part, self.trials, self._relayed, lambda: self._worker_word(part))
+        return WorkerSide(part, self.trials, self._relayed, lambda: self._worker_word(part), self._take_shipped)
+
+    def _take_shipped(self, manifest: Manifest) -> None:
+        if manifest not in self.catalog.shipped:
+            self.catalog.ship((manifest,))
+            self.fleet.repriced()
 
     def _worker_word(self, part: ProcessPart) -> WorkerWord:
         """What operators see of this worker at the keeper's ports."""

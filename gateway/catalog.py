@@ -11,7 +11,7 @@ which of them take and give the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gateway.core.versions.default_version import KnownVersions
 from tidegate.models.alike import interchangeable
@@ -36,6 +36,11 @@ class Catalog:
         """Take in versions that devices have or may come to have."""
         self._shipped |= {(one.name, one.version): one for one in manifests}
         self._index()
+
+    @property
+    def shipped(self) -> Collection[Manifest]:
+        """The versions that `ship` has taken in, in that order."""
+        return self._shipped.values()
 
     def several(self, name: str) -> KnownVersions | None:
         """The versions of a model that has more than one; the same object until they change."""

@@ -54,8 +54,8 @@ class CatalogLoader:
     async def load(self, name: str) -> None:
         repository = Repository(self._root, only=(name,))
         manifests = await asyncio.to_thread(repository.manifests)
+        await self._on_loaded(manifests[-1])  # where that fails, nothing has changed
         self._catalog.adopt(name, manifests)
-        await self._on_loaded(manifests[-1])
         self.unloaded.discard(name)
 
     async def restore(self, name: str) -> bool:

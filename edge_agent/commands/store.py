@@ -20,6 +20,7 @@ from edge_agent.config import EdgeConfig
 from edge_agent.offline.queue_db import SCHEMA, OfflineLedger
 from edge_agent.offline.store import FILE_NAME
 from tidegate.config import load
+from tidegate.runtime.plain_text import plain
 from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.storage.database import connect, transact
 
@@ -179,5 +180,5 @@ def _table(dead: list[dict[str, Any]]) -> Table:
 
     table = Table(Column("dead letter", no_wrap=True), "kind", "model", "tries", "why")
     for one in dead:
-        table.add_row(one["id"], one["kind"], one["model"], str(one["attempts"]), one["why"])
+        table.add_row(one["id"], one["kind"], plain(one["model"]), str(one["attempts"]), plain(one["why"]))
     return table

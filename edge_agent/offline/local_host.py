@@ -41,7 +41,7 @@ from tidegate.models.manifest import Manifest, Unsure
 from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
 from tidegate.oip.grpc.codec import message_from_request, message_from_response
 from tidegate.oip.reply import reply_parameters
-from tidegate.oip.request_constraints import MIN_QUALITY_KEY, VARIANT_KEY
+from tidegate.oip.request_constraints import ATTESTED, MIN_QUALITY_KEY, REQUIRE_KEY, VARIANT_KEY
 from tidegate.oip.sequence import sequence_of
 from tidegate.outcome import (
     CapacityError,
@@ -189,7 +189,7 @@ class LocalHost(HostAround[EdgeHost | HelpingHost]):
         store = self._keeper.store
         if store is None or self._keeper.why_not():
             return NotSupported(f"{why}; it cannot be deferred: {self._keeper.why_not()}")
-        body = message_from_request(_to_keep(call, manifest.version)).SerializeToString()
+        body = message_from_request(to_keep(call, manifest.version)).SerializeToString()
         if len(body) > MAX_BODY_BYTES:
             return TooLarge(f"{why}; it cannot be deferred: {len(body)} bytes, at most {MAX_BODY_BYTES} can be kept")
         step = sequence_of(call.request.parameters)
@@ -253,7 +253,7 @@ def _may_leave(call: Call, manifest: Manifest) -> bool:
     return stricter(call.pin, manifest.pin) == "any"
 
 
-def _to_keep(call: Call, version: str) -> InferRequest:
+def to_keep(call: Call, version: str) -> InferRequest:
     """The request with its demands as parameters, since headers are not kept."""
     kept: dict[str, Parameter] = {
         name: value for name, value in call.request.parameters.items() if name not in _NOT_KEPT
@@ -262,4 +262,6 @@ def _to_keep(call: Call, version: str) -> InferRequest:
         kept[VARIANT_KEY] = call.variant
     if call.min_quality:
         kept[MIN_QUALITY_KEY] = call.min_quality
+    if call.attested:
+        kept[REQUIRE_KEY] = ATTESTED
     return replace(call.request, model_version=version, parameters=kept)

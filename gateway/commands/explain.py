@@ -9,12 +9,12 @@ from urllib.parse import urlencode
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from gateway.commands.admin_reader import read_admin
 from gateway.commands.waterfall_view import print_waterfall
 from tidegate.runtime.duration import printed_duration
+from tidegate.runtime.plain_text import plain
 
 NARROW: Final = 100  # columns of a terminal
 _FIRST_TO_GO: Final = ("margin", "claim", "harm", "price")
@@ -96,10 +96,10 @@ def summaries(decisions: list[dict[str, Any]]) -> Table:
     for one in decisions:
         table.add_row(
             f"#{one['number']}",
-            escape(one["id"]),
+            plain(one["id"]),
             _work(one),
             _milliseconds(one.get("budget_ms")),
-            escape(went_to(one)),
+            plain(went_to(one)),
             one["end"].get("reason") or one.get("ended", "no answer"),  # an older gateway does not say how it ended
             _milliseconds(one["elapsed_ms"]),
             _outcome(one),
@@ -115,33 +115,33 @@ def went_to(one: dict[str, Any]) -> str:
 def in_full(one: dict[str, Any], console: Console) -> None:
     """Print one request: the sentence, the table of candidates, the events, the waterfall and hindsight."""
     named = f", id {one['id']}" if one["id"] else ""
-    console.print(f"[bold]#{one['number']}[/]{escape(named)}: {_work(one)}, {_demands(one)}", highlight=False)
+    console.print(f"[bold]#{one['number']}[/]{plain(named)}: {_work(one)}, {_demands(one)}", highlight=False)
     said = (("answered as", "answered_as"), ("trace", "trace_id"), ("asked for by", "asked_by"))
     called = [f"{name} {one[key]}" for name, key in said if one.get(key)]
     if called:
-        console.print(f"[dim]{escape(', '.join(called))}[/]", highlight=False)
-    console.print(escape(one["sentence"]), highlight=False)
+        console.print(f"[dim]{plain(', '.join(called))}[/]", highlight=False)
+    console.print(plain(one["sentence"]), highlight=False)
     if half := one.get("split"):
-        console.print(escape(_split(half)), highlight=False)
+        console.print(plain(_split(half)), highlight=False)
     if one.get("candidates"):
         narrow = console.width < NARROW
         console.print(candidates_table(one, narrow=narrow))
         if narrow:
             console.print(f"[dim](on {NARROW} columns also {', '.join(_FIRST_TO_GO)})[/]", highlight=False)
     for passed in one.get("passed_over", []):
-        console.print(f"not {passed['target']} in {passed['variant']}: {escape(passed['why_not'])}", highlight=False)
+        console.print(plain(f"not {passed['target']} in {passed['variant']}: {passed['why_not']}"), highlight=False)
     if more := one.get("more_passed_over", 0):
         console.print(f"and {more} more were passed over")
     if one.get("prices", {}).get("scarcity", 1.0) > 1.0:
         console.print(f"the cloud's budget is short: it cost {one['prices']['scarcity']:g} times its plain price")
     for event in one["events"]:
-        console.print(escape(_event(event)), highlight=False)
+        console.print(plain(_event(event)), highlight=False)
     for resumed in one["end"].get("resumed", ()):
-        console.print(escape(_resumed(resumed)), highlight=False)
-    console.print(f"{_milliseconds(one['elapsed_ms']):>9}  {_outcome(one)} {escape(_end(one))}", highlight=False)
+        console.print(plain(_resumed(resumed)), highlight=False)
+    console.print(f"{_milliseconds(one['elapsed_ms']):>9}  {_outcome(one)} {plain(_end(one))}", highlight=False)
     print_waterfall(one, console)
     if hindsight := one.get("hindsight"):
-        console.print(f"in hindsight: {escape(hindsight['sentence'])}", highlight=False)
+        console.print(f"in hindsight: {plain(hindsight['sentence'])}", highlight=False)
 
 
 def candidates_table(one: dict[str, Any], *, narrow: bool = False) -> Table:
@@ -165,14 +165,16 @@ def candidates_table(one: dict[str, Any], *, narrow: bool = False) -> Table:
             f"{candidate['trust']:g}",
         )
         by_name = dict(zip(numbers, cells, strict=True))
-        table.add_row(f"{mark}{candidate['target']}", candidate["variant"], *(by_name[name] for name in shown))
+        table.add_row(
+            f"{mark}{plain(candidate['target'])}", plain(candidate["variant"]), *(by_name[name] for name in shown)
+        )
     return table
 
 
 def _work(one: dict[str, Any]) -> str:
     if "rows" not in one:
-        return escape(one["model"] or "-")
-    return f"{one['model']} {one['rows']} x {one['longest_row']}"
+        return plain(one["model"] or "-")
+    return plain(f"{one['model']} {one['rows']} x {one['longest_row']}")
 
 
 def _demands(one: dict[str, Any]) -> str:
@@ -187,7 +189,7 @@ def _demands(one: dict[str, Any]) -> str:
         words.append(f"quality of at least {one['min_quality']:g}")
     if one.get("attested"):
         words.append("attested targets only")
-    return escape(", ".join(words))
+    return plain(", ".join(words))
 
 
 def _event(event: dict[str, Any]) -> str:

@@ -15,7 +15,6 @@ from typing import Any
 import click
 from msgspec.structs import replace
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from gateway.commands.signing_keys import signing
@@ -29,6 +28,7 @@ from tidegate.priority import LAST_LEVEL
 from tidegate.runtime.duration import Duration
 from tidegate.runtime.finite_range import FiniteRange
 from tidegate.runtime.owner_option import check_readable, owner_option
+from tidegate.runtime.plain_text import plain
 from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.storage import audit_log
 from tidegate.storage.file_owner import FileOwner
@@ -163,8 +163,8 @@ def list_(path: Path, as_json: bool) -> None:
     table = Table(*columns)
     for row in rows:
         table.add_row(
-            row["id"], escape(row["tenant"]), row["standing"], escape(", ".join(row["models"])),
-            ", ".join(row["rights"]), row["expires"] or "never", escape(row["note"]),
+            row["id"], plain(row["tenant"]), row["standing"], plain(", ".join(row["models"])),
+            ", ".join(row["rights"]), row["expires"] or "never", plain(row["note"]),
         )  # fmt: skip
     Console().print(table)
 

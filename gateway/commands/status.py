@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
 
 from gateway.commands.admin_reader import read_admin
 from tidegate.runtime.duration import printed_duration
+from tidegate.runtime.plain_text import plain
 
 MOST_ROWS: Final = 40
 NAMED: Final = 4
@@ -81,10 +81,10 @@ def status(as_json: bool, whole: bool, admin: str) -> None:
         console.print(words, highlight=False)
     console.print(models_table(state["models"], named=None if whole else NAMED))
     if refusal := state.get("broker_refusal"):
-        console.print(f"[red]broker[/]: {escape(refusal)}", highlight=False)
+        console.print(f"[red]broker[/]: {plain(refusal)}", highlight=False)
     refused = state.get("refused", ())  # an older gateway does not send it
     for one in refused if whole else refused[:MOST_REFUSED]:
-        console.print(f"[yellow]not dialled[/]: {escape(one['device'])}, {escape(one['reason'])}", highlight=False)
+        console.print(f"[yellow]not dialled[/]: {plain(one['device'])}, {plain(one['reason'])}", highlight=False)
     if not whole and len(refused) > MOST_REFUSED:
         more = len(refused) - MOST_REFUSED
         console.print(f"[yellow]not dialled[/]: and {more} more (--all shows them)", highlight=False)
@@ -102,8 +102,8 @@ def source_lines(sources: Sequence[dict[str, Any]]) -> list[str]:
         heard = one["heard_s_ago"]
         when = "not heard yet" if heard is None else f"heard {printed_duration(heard)} ago"
         trouble = one["away"] or one["warning"]
-        after = f"; [yellow]{'away' if one['away'] else 'partly unusable'}[/]: {escape(trouble)}" if trouble else ""
-        lines.append(f"source {escape(one['name'])}: {one['targets']} targets, {when}{after}")
+        after = f"; [yellow]{'away' if one['away'] else 'partly unusable'}[/]: {plain(trouble)}" if trouble else ""
+        lines.append(f"source {plain(one['name'])}: {one['targets']} targets, {when}{after}")
     return lines
 
 
@@ -116,9 +116,9 @@ def gateway_lines(gateways: dict[str, Any]) -> list[str]:
         return lines
     silent = [one["name"] for one in others if one["said_s_ago"] is None or one["said_s_ago"] > SILENT_PEER_S]
     names = ", ".join(one["name"] for one in others) or "the others are not seen"
-    line = f"gateways: {gateways['count']}, quotas are shared with {escape(names)}"
+    line = f"gateways: {gateways['count']}, quotas are shared with {plain(names)}"
     if silent:
-        line += f"; [yellow]silent[/]: {escape(', '.join(silent))}, so each has its equal part"
+        line += f"; [yellow]silent[/]: {plain(', '.join(silent))}, so each has its equal part"
     return [*lines, line]
 
 
@@ -135,14 +135,14 @@ def worker_lines(workers: Sequence[dict[str, Any]]) -> list[str]:
     for one in workers:
         if one["ended"]:
             times = "once" if one["ended"] == 1 else f"{one['ended']} times"
-            lines.append(f"[yellow]{one['name']}[/] ended {times} and was started again: {escape(one['why'])}")
+            lines.append(f"[yellow]{one['name']}[/] ended {times} and was started again: {plain(one['why'])}")
     return lines
 
 
 def cache_lines(models: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each model whose answers are kept: how many requests they answered, and what they take."""
     return [
-        f"known answers of {escape(one['model'])}: {one['kept']} in {one['bytes'] / 2**20:.1f} MiB, "
+        f"known answers of {plain(one['model'])}: {one['kept']} in {one['bytes'] / 2**20:.1f} MiB, "
         f"{one['hits']} of {one['lookups']} requests answered"
         for one in models
     ]
@@ -160,8 +160,8 @@ def configuration_lines(configuration: dict[str, Any]) -> list[str]:
 def ailments(targets: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each condition of these targets; an older gateway does not send their evidence."""
     return [
-        f"[yellow]{escape(one['id'])}[/]: {ail['condition']} for {printed_duration(ail['for_s'])}, "
-        f"{escape(ail['evidence'])}"
+        f"[yellow]{plain(one['id'])}[/]: {ail['condition']} for {printed_duration(ail['for_s'])}, "
+        f"{plain(ail['evidence'])}"
         for one in targets
         for ail in one.get("ailing", ())
     ]
@@ -183,7 +183,7 @@ def sandbox_lines(targets: Sequence[dict[str, Any]], *, named: int | None = None
         untold += not told
     lines = []
     for reason, ids in lacking.items():
-        lines.append(f"[yellow]workers not sandboxed in full[/] on {escape(_names(ids, named))}: {escape(reason)}")
+        lines.append(f"[yellow]workers not sandboxed in full[/] on {plain(_names(ids, named))}: {plain(reason)}")
     if whole:
         rest = f"; {untold} do not say" if untold else ""
         lines.append(f"workers without network and disk on {whole} of {len(targets)} targets{rest}")
@@ -193,7 +193,7 @@ def sandbox_lines(targets: Sequence[dict[str, Any]], *, named: int | None = None
 def upstream_lines(targets: Sequence[dict[str, Any]]) -> list[str]:
     """Return a line for each model that a server of another maker serves: what it takes, and why that is all."""
     return [
-        f"{escape(one['id'])}: {escape(model['name'])} by {_GRADES.get(grade, grade)}, {escape(model['upstream'])}"
+        f"{plain(one['id'])}: {plain(model['name'])} by {_GRADES.get(grade, grade)}, {plain(model['upstream'])}"
         for one in targets
         for model in one["models"]
         if model.get("upstream")  # an older gateway does not send it
@@ -213,13 +213,13 @@ def targets_table(targets: list[dict[str, Any]], *, narrow: bool = False) -> Tab
     table = Table(target, state, address, "over", *optional, *([] if narrow else ["models"]), *load)
     for one in targets:
         words = [word for word in (one["reason"], _mode(one), _backlog(one)) if word]
-        reason = escape(f" ({'; '.join(words)})") if words else ""  # a device may say what it likes
+        reason = plain(f" ({'; '.join(words)})") if words else ""  # a device may say what it likes
         table.add_row(
-            one["id"],
+            plain(one["id"]),
             f"[{_COLOURS[one['state']]}]{one['state']}[/]{reason}",
-            escape(one["address"]),  # an IPv6 address is in brackets
+            plain(one["address"]),  # an IPv6 address is in brackets
             _over(one),
-            *([escape(one.get("source", ""))] if found else []),
+            *([plain(one.get("source", ""))] if found else []),
             *([_evidence(one)] if asked else []),
             *([f"[yellow]{', '.join(one.get('ails', ()))}[/]"] if degraded else []),
             *([] if narrow else [", ".join(map(_offered, one["models"]))]),
@@ -248,13 +248,13 @@ def _backlog(target: dict[str, Any]) -> str:
 
 
 def _evidence(target: dict[str, Any]) -> str:
-    words = escape(target["attestation"] or "not asked for")
+    words = plain(target["attestation"] or "not asked for")
     return f"[green]{words}[/]" if target["attested"] else f"none: {words}"
 
 
 def _offered(model: dict[str, Any]) -> str:
     paced = " (paced: no model, it only takes the time)" if model.get("paced") else ""
-    return f"{model['name']} {'/'.join(model['variants'])}{paced}"
+    return plain(f"{model['name']} {'/'.join(model['variants'])}{paced}")
 
 
 def models_table(models: list[dict[str, Any]], *, named: int | None = None) -> Table:
@@ -266,11 +266,11 @@ def models_table(models: list[dict[str, Any]], *, named: int | None = None) -> T
     table = Table("model", "version", "ready", "offered by")
     for one in models:
         ready = "[green]yes[/]" if one["ready"] else "[red]no[/]"
-        table.add_row(one["name"], one["version"], ready, _names(one["targets"], named))
+        table.add_row(plain(one["name"]), plain(one["version"]), ready, _names(one["targets"], named))
     return table
 
 
 def _names(names: Sequence[str], named: int | None) -> str:
     shown = names[:named]
     more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+    return plain(", ".join(shown)) + (f" and {more} more" if more else "")

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
+
+from tidegate.runtime.plain_text import plain
 
 Row = Mapping[str, Any]
 
@@ -112,7 +113,7 @@ def _targets(rows: Sequence[Row], width: int) -> Table:
         reason = [row["reason"] or row["conditions"]] if width >= _WIDE else []
         loss = row.get("loss_ratio")
         table.add_row(
-            escape(row["id"] if len(row["id"]) <= _NAME else row["id"][: _NAME - 1] + "…"),
+            plain(row["id"] if len(row["id"]) <= _NAME else row["id"][: _NAME - 1] + "…"),
             f"[{_COLOURS[row['health']]}]{row['health']}[/]",
             _ms(row["rtt_ms"]),
             _ms(row["jitter_ms"]),
@@ -122,7 +123,7 @@ def _targets(rows: Sequence[Row], width: int) -> Table:
             f"{row['goodput_per_s']:g}",
             _late(row),
             _ms(row["p95_ms"]),
-            *map(escape, reason),
+            *map(plain, reason),
         )
     return table
 
@@ -133,14 +134,14 @@ def _classes(rows: Sequence[Row]) -> Table:
     for row in rows:
         name = row["model"] + (f" p{row['priority']}" if row["priority"] else "")
         times = (_ms(row[key]) for key in ("p50_ms", "p95_ms", "p99_ms"))
-        table.add_row(escape(name), f"{row['per_s']:g}", f"{row['goodput_per_s']:g}", _late(row), *times)
+        table.add_row(plain(name), f"{row['per_s']:g}", f"{row['goodput_per_s']:g}", _late(row), *times)
     return table
 
 
 def _ways(rows: Sequence[Row]) -> Table:
     table = _table("went to", "why", *(Column(name, justify="right") for name in ("asked/s", "late", "p95")))
     for row in rows:
-        table.add_row(escape(row["to"]), escape(row["why"]), f"{row['per_s']:g}", _late(row), _ms(row["p95_ms"]))
+        table.add_row(plain(row["to"]), plain(row["why"]), f"{row['per_s']:g}", _late(row), _ms(row["p95_ms"]))
     return table
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
+
+from tidegate.runtime.plain_text import plain
 
 _WIDTH: Final = 32
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
@@ -45,7 +46,7 @@ def _parts(falls: dict[str, Any], elapsed_ms: float) -> list[RenderableType]:
     )
     for stage in falls["path"]:
         bar = _bar(stage["start_ms"], stage["took_ms"], elapsed_ms, _STYLES.get(stage["stage"], "blue"))
-        path.add_row(stage["stage"], _number(stage["took_ms"]), bar, escape(stage.get("words", "")))
+        path.add_row(stage["stage"], _number(stage["took_ms"]), bar, plain(stage.get("words", "")))
     if abs(falls["unaccounted_ms"]) >= 0.001:
         path.add_row("unaccounted", _number(falls["unaccounted_ms"]), "", "what the target claims does not fit")
     path.add_row("[bold]in all", f"[bold]{_number(elapsed_ms)}", "", "")
@@ -65,7 +66,7 @@ def _attempts(attempts: list[dict[str, Any]], elapsed_ms: float) -> Table:
         end = one["end"] or "no answer"
         words = f"{one['reason']}, {end}" + (f": {one['error']}" if one["error"] else "")
         bar = _bar(one["start_ms"], one["took_ms"], elapsed_ms, _ENDS.get(one["end"], "red"))
-        table.add_row(f"{one['attempt'] + 1} {escape(one['target'])}", _number(one["took_ms"]), bar, escape(words))
+        table.add_row(f"{one['attempt'] + 1} {plain(one['target'])}", _number(one["took_ms"]), bar, plain(words))
     return table
 
 

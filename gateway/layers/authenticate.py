@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gateway.core.access.entitlement import authorized_call
 from gateway.core.admission.admission import Admission
-from gateway.core.admission.tenants import TenantQuota
+from gateway.core.admission.tenants import JointQuota, TenantQuota
 from gateway.core.admission.token_forecast import TokenForecast
 from gateway.layers.stack import Layer, Service
 from gateway.layers.token_reservation import MeteredTokens, tokens_made
@@ -49,6 +49,7 @@ def authenticate(
                 quota = own if call.tenant == own.name else tenants.known(call.tenant)
                 if quota is not own:  # the tenant that it acts for pays as well
                     pays(quota)
+                    quota = JointQuota(own, quota)
             if quota.limitless:
                 return await inner(call)
             quota.carry(sum([len(tensor.raw) for tensor in call.request.inputs]), now())

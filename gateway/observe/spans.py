@@ -14,6 +14,7 @@ from typing import Final
 
 from gateway.core.history.recorder import AnswerRecord, RequestRecord
 from gateway.core.history.waterfall import AttemptBar, WaterfallStage, waterfall
+from tidegate.caller import tenant_of
 from tidegate.trace_context import Trace
 from tidegate.tracing.propagation import attempt_span_id
 from tidegate.tracing.span import Span, SpanEvent, Value
@@ -110,7 +111,7 @@ def _attributes(record: RequestRecord, route: Route | None) -> dict[str, Value]:
     if record.request_id:
         attributes["tidegate.request_id"] = record.request_id
     if record.tenant:
-        attributes["tidegate.tenant"] = record.tenant
+        attributes["tidegate.tenant"] = tenant_of(record.tenant)
     if record.deadline is not None:
         attributes["tidegate.budget_s"] = record.deadline - record.arrived_at
     if route is not None:

@@ -58,7 +58,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.outcome import ServeError, Unreachable
 from tidegate.priority import LAST_LEVEL
 from tidegate.runtime.owned_task import OwnedTask
-from tidegate.types import Call, InferRequest, InferResponse, Reply
+from tidegate.types import DEFERRED, Call, InferRequest, InferResponse, Reply
 
 PENDING: Final = 8
 MAX_BYTES: Final = 4 << 20  # of a request's tensors, and of an answer's
@@ -176,6 +176,8 @@ class Shadowing:
             return None
         if self._terms.forbids(call.tenant) or self._strained():
             return None
+        if call.protocol == DEFERRED or (call.path and not call.asker):
+            return None  # whether its tenant allows it is known to the device, or the gateway, that sent it
         request = replace(request.pinned(reply.response.model_version or request.model_version), id="")
         try:
             ask = self._ask_builder.ask(replace(call, request=request))

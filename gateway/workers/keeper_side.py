@@ -5,7 +5,7 @@ Its word (`KeeperWord`) is told whole every second, and at once when a split of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from typing import Self
 
@@ -17,7 +17,7 @@ from gateway.operate.console.history import ConsoleHistory
 from gateway.targets.accepted_link import AcceptedLink
 from gateway.workers.dial_in_relay import DialInRelay
 from gateway.workers.overview import WorkersOverview
-from gateway.workers.process_part import SAID_EVERY_S, KeeperWord, ProcessPart
+from gateway.workers.process_part import SAID_EVERY_S, KeeperWord, ProcessPart, ShippedManifest
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.runtime.logs import LEVELS
@@ -38,6 +38,7 @@ class KeeperSide:
     Args:
         links: the streams that devices have dialled, by target id; None: no port for them.
         manifest_of: of a model by name and version.
+        shipped: the versions that were rolled out to devices; they only become more.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class KeeperSide:
         watch: ConsoleHistory | None,
         links: Mapping[str, AcceptedLink] | None,
         manifest_of: Callable[[str, str], Manifest],
+        shipped: Callable[[], Collection[Manifest]],
         *,
         max_message_bytes: int,
     ) -> None:
@@ -55,6 +57,8 @@ class KeeperSide:
         self._trials = trials
         self._watch = watch
         self._links = links
+        self._shipped = shipped
+        self._told: dict[tuple[str, str], Manifest] = {}  # by name and version: what workers know of those
         self._max_message_bytes = max_message_bytes
         self._relay = DialInRelay(links, manifest_of) if links is not None else None
         self._telling = OwnedTask(self._keep_telling, name="the keeper's word")
@@ -64,7 +68,7 @@ class KeeperSide:
         async with self._stack:
             self.overview.hear(self._watch)
             self._part.hear(WorkerCounts, lambda _by, said: self._trials.add_counts(said.trials))
-            self._part.on_members(self.tell)
+            self._part.on_members(self._tell_all)
             if self._relay is not None:
                 opened = self._relay.opened(self._part.dial_in_path, self._max_message_bytes)
                 await self._stack.enter_async_context(opened)
@@ -87,6 +91,16 @@ class KeeperSide:
         dialled = {id: -1.0 if one.rtt_s is None else one.rtt_s for id, one in links.items() if one.open}
         word = KeeperWord(self._trials.splits, dialled, LEVELS.level, dict(LEVELS.modules))
         self._part.say("workers", word)
+        for manifest in self._shipped():
+            of = manifest.name, manifest.version
+            if self._told.get(of) is not manifest:
+                self._part.say("workers", ShippedManifest(manifest))
+                self._told[of] = manifest
+
+    def _tell_all(self) -> None:
+        """There may be a new worker, which knows nothing yet."""
+        self._told.clear()
+        self.tell()
 
     async def _keep_telling(self) -> None:
         while True:

@@ -44,6 +44,7 @@ from gateway.workers.messages import (
 )
 from tidegate import clock
 from tidegate.fleet.messages import BadMessage
+from tidegate.models.manifest import Manifest
 from tidegate.runtime.logs import Level
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.servers.handed_sockets import HandedSockets
@@ -61,6 +62,12 @@ class KeeperWord(msgspec.Struct, frozen=True):
     dialled: dict[str, float] = {}
     level: Level = "info"
     levels: dict[str, Level] = {}
+
+
+class ShippedManifest(msgspec.Struct, frozen=True):
+    """A version that devices have or may come to have, of which the keeper has all workers know."""
+
+    manifest: Manifest
 
 
 class WorkerWord(msgspec.Struct, frozen=True):

@@ -12,9 +12,10 @@ from gateway.delivery.trials import Trials
 from gateway.operate.console.history import Ends
 from gateway.workers.keeper_side import WorkerCounts
 from gateway.workers.overview import WorkerEnds
-from gateway.workers.process_part import SAID_EVERY_S, KeeperWord, ProcessPart, WorkerWord
+from gateway.workers.process_part import SAID_EVERY_S, KeeperWord, ProcessPart, ShippedManifest, WorkerWord
 from gateway.workers.relayed_links import RelayedLinks
 from tidegate import clock
+from tidegate.models.manifest import Manifest
 from tidegate.runtime.logs import LEVELS, Level
 from tidegate.runtime.owned_task import OwnedTask
 
@@ -27,15 +28,22 @@ class WorkerSide:
     Args:
         relayed: the streams to devices by way of the keeper; None: no port for them.
         word: what the keeper is told of this worker.
+        on_shipped: called with each version that the keeper says was rolled out to devices.
     """
 
     def __init__(
-        self, part: ProcessPart, trials: Trials, relayed: RelayedLinks | None, word: Callable[[], WorkerWord]
+        self,
+        part: ProcessPart,
+        trials: Trials,
+        relayed: RelayedLinks | None,
+        word: Callable[[], WorkerWord],
+        on_shipped: Callable[[Manifest], None],
     ) -> None:
         self._part = part
         self._trials = trials
         self._relayed = relayed
         self._word = word
+        self._on_shipped = on_shipped
         self._levels = LEVELS.level, dict(LEVELS.modules)  # then: as the keeper last said
         self._telling = OwnedTask(self._keep_telling, name="a worker's word")
         self._stack = AsyncExitStack()
@@ -45,6 +53,7 @@ class WorkerSide:
             if self._relayed is not None:
                 await self._stack.enter_async_context(self._relayed)
             self._part.hear(KeeperWord, self._follow)
+            self._part.hear(ShippedManifest, lambda _by, said: self._on_shipped(said.manifest))
             await self._stack.enter_async_context(self._telling)
             self._stack = self._stack.pop_all()
         return self

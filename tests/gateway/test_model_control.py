@@ -13,8 +13,12 @@ from structlog.testing import capture_logs
 from tritonclient.utils import InferenceServerException
 
 from gateway.app import Gateway
+from gateway.catalog import Catalog
+from gateway.model_control import CatalogLoader
 from tests.support.gateway.app import TWO_VARIANTS, Far, ask, configured, gateway_for, running, target, until
 from tests.support.gateway.guarded import guarded
+from tidegate.models.manifest import Manifest
+from tidegate.models.repository import Repository
 from tidegate.runtime.process import StartError
 
 pytestmark = pytest.mark.slow
@@ -101,3 +105,22 @@ async def test_there_is_nothing_to_control_without_a_repository(tmp_path: Path) 
     config = configured(tmp_path, model_control="explicit").model_copy(update={"model_repository": None})
     with pytest.raises(StartError, match="needs a model_repository"):
         Gateway(config)
+
+
+async def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
+    put(tmp_path, "m")
+    catalog = Catalog(Repository(tmp_path).manifests())
+
+    async def refuses(manifest: Manifest) -> None:
+        raise StartError("its tokenizer has another vocabulary")
+
+    loader = CatalogLoader(tmp_path, catalog, refuses)
+    before = catalog.manifest("m", "1")
+    put(tmp_path, "n")
+    manifest = msgspec.structs.replace(before, version="2")
+    (tmp_path / "m" / "2").mkdir()
+    (tmp_path / "m" / "2" / "model.yaml").write_text(yaml.safe_dump(msgspec.to_builtins(manifest)))
+    for name in ("m", "n"):
+        with pytest.raises(StartError):
+            await loader.load(name)
+    assert catalog.manifest("m") is before and set(loader.served()) == {"m"}

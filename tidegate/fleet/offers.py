@@ -157,6 +157,8 @@ def check_offers(offers: tuple[ModelOffer, ...]) -> None:
         if not 0 < len(offer.name) <= MOST_MODEL_NAME or len(offer.version) > MOST_NAME:
             words = f"1 to {MOST_MODEL_NAME} characters and its version at most {MOST_NAME}"
             raise ValueError(f"a model's name has {words}")
+        if not (offer.name.isprintable() and offer.version.isprintable()):
+            raise ValueError(f"the model's name {offer.name!r} or its version has characters that cannot be printed")
         if len(offer.variants) > MOST_VARIANTS:
             raise ValueError(f"{len(offer.variants)} variants of {offer.name}: at most {MOST_VARIANTS}")
         for variant in offer.variants:

@@ -15,6 +15,7 @@ Metrics are counted in each process's own file (`gateway/observe/metrics/`), so 
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any, Final, Literal, TextIO
@@ -27,6 +28,7 @@ Level = Literal["debug", "info", "warning", "error"]
 Format = Literal["text", "json"]
 NUMBERS: Final[Mapping[str, int]] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 AUDIT: Final = "tidegate.audit"  # the logger of audit lines, which no level drops
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and the line ends of tracebacks
 MOST_MODULES: Final = 100  # with levels of their own
 _BY_METHOD: Final = {**NUMBERS, "warn": 30, "exception": 40, "critical": 50, "fatal": 50}
 
@@ -160,6 +162,14 @@ def _name_logger(_logger: Any, method: str, event: structlog.typing.EventDict) -
     return event
 
 
+def _without_controls(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """What peers say of themselves is logged: nothing in it is to be obeyed by the terminal that shows the log."""
+    for key, value in event.items():
+        if isinstance(value, str) and _CONTROLS.search(value):
+            event[key] = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", value)
+    return event
+
+
 def _renderers(form: Format, terminal: bool) -> list[structlog.typing.Processor]:
     # Tracebacks without the values of local variables, which both show if not told: prompts, keys and tokens are there.
     if form == "json":
@@ -167,10 +177,12 @@ def _renderers(form: Format, terminal: bool) -> list[structlog.typing.Processor]
         return [structlog.processors.ExceptionRenderer(where), structlog.processors.JSONRenderer(default=str)]
     if terminal:
         return [
-            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.RichTracebackFormatter(show_locals=False))
+            _without_controls,
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.RichTracebackFormatter(show_locals=False)),
         ]
     order = ["timestamp", "level", "process", "event"]
     return [
         structlog.processors.format_exc_info,
+        _without_controls,
         structlog.processors.LogfmtRenderer(key_order=order, bool_as_flag=False),
     ]

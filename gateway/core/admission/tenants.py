@@ -158,7 +158,7 @@ class TenantQuota:
         self.in_flight = 0
         self.spent_s: dict[Tier, float] = {"edge": 0.0, "pool": 0.0, "site": 0.0}
         self.within = within
-        self._all = (self,) if within is None else (self, within)
+        self._all: tuple[TenantQuota, ...] = (self,) if within is None else (self, within)
         self.change(spec)
 
     def change(self, spec: TenantSpec) -> None:
@@ -256,6 +256,16 @@ class TenantQuota:
 
     def __repr__(self) -> str:
         return f"<TenantQuota {self.name} {self.in_flight} in flight, {self.buckets}>"
+
+
+class JointQuota(TenantQuota):
+    """The bytes and tokens of a credential that acts for another tenant, which both pay. Made for one request."""
+
+    def __init__(self, own: TenantQuota, other: TenantQuota) -> None:
+        self.name, self.spec = other.name, other.spec
+        self.unlimited = own.limitless and other.limitless
+        self.within = None
+        self._all = tuple(one for pays in (own, other) for one in (pays, pays.within) if one is not None)
 
 
 class TenantQuotas:

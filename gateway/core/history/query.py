@@ -12,6 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from gateway.core.history.recorder import RequestRecord
+from tidegate.caller import tenant_of
 
 
 class RecordFilter(NamedTuple):
@@ -30,7 +31,7 @@ class RecordFilter(NamedTuple):
             and (not self.failed or one.answer is None)
             and (not self.hedged or one.hedged)
             and (not self.model or one.model == self.model)
-            and (not self.tenant or one.tenant == self.tenant)
+            and (not self.tenant or self.tenant in (one.tenant, tenant_of(one.tenant)))
             and one.arrived_at + one.elapsed_s <= self.before
             and (not self.target or self.target in one.tried())
         )

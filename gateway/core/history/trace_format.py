@@ -26,6 +26,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetView
 from gateway.core.history.recorder import RequestRecord
 from gateway.core.history.waterfall import AttemptBar, waterfall
+from tidegate.caller import tenant_of
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.models.manifest import Feature
 
@@ -161,7 +162,7 @@ def request_line(record: RequestRecord, began_at: float, alias: Callable[[str], 
         gateway_s=_s(record.placed_at - record.arrived_at),
         late=record.late,
         served_by=record.served_by,
-        tenant=alias(record.tenant) if record.tenant else "",
+        tenant=alias(tenant_of(record.tenant)) if record.tenant else "",
         attempts=tuple([_attempt(bar, record) for bar in waterfall(record).bars]),
     )
     if record.answer is not None and (usage := record.answer.usage) is not None:

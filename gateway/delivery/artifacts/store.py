@@ -83,7 +83,7 @@ class ArtifactStore:
     def collect(self) -> list[str]:
         """Remove partial contents that have not grown for long, those of earlier processes too; return their names."""
         removed = []
-        now = clock.utc_s()
+        now = clock.now()
         with self._lock:
             self._adopt()
             for digest in self._partials.stale(now):
@@ -146,13 +146,13 @@ class ArtifactStore:
             self._adopt()
             if why := self._partials.refusal(digest, caller, size_bytes):
                 raise TooManyPartials(why)
-            self._partials.put(digest, caller, size_bytes, clock.utc_s())
+            self._partials.put(digest, caller, size_bytes, clock.now())
 
     def _settle(self, digest: str, caller: str) -> None:
         """Note what was written of a piece that did not fit: perhaps nothing, perhaps not even the file."""
         with self._lock:
             if size := self.offset_bytes(digest):
-                self._partials.put(digest, caller, size, clock.utc_s())
+                self._partials.put(digest, caller, size, clock.now())
             else:
                 self._partials.drop(digest)
 
@@ -169,7 +169,8 @@ class ArtifactStore:
             if DIGEST.match(path.name):
                 about = path.stat()
                 # A file from the future, of a clock that was wrong, is as old as this look at it.
-                self._partials.put(path.name, "", about.st_size, min(about.st_mtime, clock.utc_s()))
+                age_s = max(0.0, clock.utc_s() - about.st_mtime)
+                self._partials.put(path.name, "", about.st_size, clock.now() - age_s)
         self._adopted = True
 
     def _partial(self, digest: str) -> Path:

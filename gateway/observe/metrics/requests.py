@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -32,7 +33,7 @@ from tidegate.metrics.families import counter, histogram
 from tidegate.metrics.histogram import DURATIONS_S, SIGNED_S, STAGES_S, Exemplar, Histogram
 from tidegate.metrics.triton import failure_reason, triton_families
 from tidegate.oip.host import ModelStatistics, TimedCount
-from tidegate.outcome import Outcome, ServeError
+from tidegate.outcome import ModelNotFound, Outcome, ServeError
 from tidegate.trace_context import Trace
 from tidegate.types import Call, InferRequest, Reply, Route, TargetId
 
@@ -158,13 +159,21 @@ class RequestCounts:
     def ended(self, call: Call, error: BaseException, now: float) -> None:
         self._left(call)
         outcome = Outcome.of(error)
-        model, said = call.request.model_name, call.request.model_version
-        version = self._versions.get((model, said), said)
+        model = call.request.model_name
+        version = self._version_meant(call.request)
         self._requests[model, "none", call.protocol, outcome] += 1
         if outcome not in _NOT_MISSED:
             self._missed[model, _MISSED_BY.get(outcome, "failed")] += 1
         self._failures[model, version, failure_reason(outcome)] += 1
         self._statistics_of(model, version).fail.add(now - call.arrived_at)
+
+    def _version_meant(self, request: InferRequest) -> str:
+        """The version of a request that failed: what is meant where none is named changes."""
+        key = request.model_name, request.model_version
+        if not request.model_version:
+            with suppress(ModelNotFound):  # it left meanwhile: the one before is meant
+                self._versions[key] = self._version_of(request)
+        return self._versions.get(key, request.model_version)
 
     def refused(self, protocol: str, model: str, error: ServeError) -> None:
         """A request that a protocol refused before it became a call. Its model may be anything: it is no label."""

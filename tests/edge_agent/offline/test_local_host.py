@@ -16,7 +16,7 @@ from edge_agent.core.edge_queue import EdgeQueue
 from edge_agent.core.help.help_choice import HelpLimits
 from edge_agent.help.help_lines import HelpLines
 from edge_agent.help.helping_host import HelpingHost
-from edge_agent.offline.local_host import LocalHost
+from edge_agent.offline.local_host import LocalHost, to_keep
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import EdgeLoadable, Runner
 from edge_agent.serving.scheduler import EdgeScheduler
@@ -28,6 +28,7 @@ from tidegate.arrays import array_to_tensor
 from tidegate.fleet.stored import Kind
 from tidegate.link.frames import Greeting
 from tidegate.models.manifest import Confidence, Manifest, Quality, Unsure
+from tidegate.oip.request_constraints import ATTESTED, MIN_QUALITY_KEY, REQUIRE_KEY, VARIANT_KEY
 from tidegate.outcome import ModelNotFound, NotSupported
 from tidegate.runtime.backoff import Backoff
 from tidegate.types import Call, Datatype, InferRequest
@@ -129,3 +130,9 @@ async def test_an_answer_is_judged_by_the_version_that_gave_it() -> None:
         with pytest.raises(NotSupported, match=r"sure by 0\.00, below 0\.5; it cannot be deferred"):
             await asked
         assert (await host.infer(now_called())).response.model_version == "2"
+
+
+def test_all_that_was_demanded_is_kept_with_what_is_deferred() -> None:
+    demanded = replace(NOT_SURE, variant="int8", min_quality=0.9, attested=True, pin="site", priority=2)
+    kept = to_keep(demanded, "1").parameters
+    assert (kept[VARIANT_KEY], kept[MIN_QUALITY_KEY], kept[REQUIRE_KEY]) == ("int8", 0.9, ATTESTED)

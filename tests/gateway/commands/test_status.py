@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gateway.commands.status import configuration_lines, gateway_lines, sandbox_lines, targets_table
+from gateway.commands.status import configuration_lines, gateway_lines, models_table, sandbox_lines, targets_table
 
 
 def target(id: str, *sandboxes: str | None) -> dict[str, Any]:
@@ -63,6 +63,24 @@ def test_addresses_and_reasons_in_brackets_are_shown_as_they_are() -> None:
         told.print(targets_table([{"id": "edge/desk", **down, **rest}]))
     for shown in ("[fd00::5]:8001", "[/x]", "[fe80::1]:9001"):
         assert shown in caught.get()
+
+
+def test_names_that_look_like_markup_end_no_table() -> None:
+    rest = {
+        "state": "ready",
+        "reason": "",
+        "address": "a:1",
+        "transport": "link",
+        "rtt_ms": 1.0,
+        "queued": 0,
+        "in_flight": 0,
+    }
+    model = {"name": "m[/x]", "variants": ["a[/b]", "\x1b[2J"], "paced": False}
+    told = Console(width=200)
+    with told.capture() as caught:
+        told.print(targets_table([{"id": "edge/[/d]", "models": [model], **rest}]))
+        told.print(models_table([{"name": "m[/x]", "version": "[/v]", "ready": True, "targets": ["edge/[/d]"]}]))
+    assert "m[/x] a[/b]" in caught.get() and "\x1b" not in caught.get()
 
 
 def test_settings_of_devices_are_counted_where_some_are_desired() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
@@ -17,6 +18,7 @@ from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW
 from tests.support.loop import on_virtual_time, settle
 from tests.support.models.generative import GENERATIVE
+from tidegate.caller import Grant, Identity, UsageLimits
 from tidegate.generate.request import GenerateRequest, infer_request
 from tidegate.generate.token_stream import TokenStream
 from tidegate.generate.usage import SPENT, FinishReason, Usage, usage_parameters
@@ -191,3 +193,24 @@ async def test_a_stream_is_cut_where_nothing_is_left_and_pays_for_what_came_and_
     assert cut == [SPENT]
     assert 100 - DRAW < stream.received <= 101, "all that was left of 120 but for less than a draw, and one token more"
     assert left() == pytest.approx(max(0.0, 120.0 - 20 - stream.received))
+
+
+async def test_a_credential_that_acts_for_another_tenant_pays_by_its_own_limits_too() -> None:
+    admission: Admission = admission_of()
+    admission.tenants = TenantQuotas({"acme": TenantSpec(tokens_per_s=1000.0)})
+    limits = UsageLimits(tokens_per_s=2.0, bytes_per_s=1.0)
+    identity = Identity("key:p", Grant("proxy", rights=("infer", "act-for-others"), limits=limits))
+    service = authenticate(admission, lambda: NOW, forecast)(answers)
+    call = replace(CALL, identity=identity, tenant="acme")
+    own, other = admission.tenants.of_identity(identity), admission.tenants.of("acme")
+    before = own.tokens.available(NOW), other.tokens.available(NOW)
+
+    assert await service(call) is REPLY
+    assert own.tokens.available(NOW) - before[0] == other.tokens.available(NOW) - before[1] == -30.0
+    assert own.bytes.available(NOW) < 1.0
+    for _ in range(5):
+        with suppress(Overloaded):
+            await service(call)
+    with pytest.raises(Overloaded, match="has used up its tokens"):
+        await service(call)
+    assert other.tokens.available(NOW) > 1000.0

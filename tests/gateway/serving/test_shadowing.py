@@ -33,7 +33,7 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.models.manifest import Manifest, Quality
 from tidegate.outcome import NothingAlive, Overloaded
 from tidegate.priority import LAST_LEVEL
-from tidegate.types import Accepted, Call, Datatype, InferRequest, InferResponse, Reply
+from tidegate.types import DEFERRED, Accepted, Call, Datatype, InferRequest, InferResponse, Reply
 
 INT8 = replace(double_manifest().variants[0], name="int8", quality=Quality("cosine", 0.99, 100))
 MANIFEST = replace(double_manifest(), variants=(INT8,))
@@ -164,8 +164,15 @@ async def test_a_shadow_is_no_request_no_attempt_and_no_flight_record() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"pin": "edge"}, {"pin": "site"}, {"attested": True}, {"tenant": "private"}],
-    ids=lambda one: next(iter(one.values())),
+    [
+        {"pin": "edge"},
+        {"pin": "site"},
+        {"attested": True},
+        {"tenant": "private"},
+        {"protocol": DEFERRED},
+        {"path": ("region",)},
+    ],
+    ids=lambda one: str(next(iter(one.values()))),
 )
 @on_virtual_time
 async def test_what_may_not_be_copied_is_not(changes: dict[str, Any]) -> None:

@@ -227,3 +227,15 @@ def test_no_level_drops_an_audit_line(level: Level) -> None:
     for module in (AUDIT, f"{AUDIT}.refusals"):
         with pytest.raises(ValueError, match="always written"):
             levels.set("error", module)
+
+
+@pytest.mark.slow
+def test_what_peers_say_of_themselves_is_logged_without_what_a_terminal_would_obey() -> None:
+    script = """
+import structlog
+from tidegate.runtime.logs import configure_logging
+configure_logging("gateway/main")
+structlog.get_logger("a").warning("target is down", reason="\\x1b[2J\\rgone", target="edge/a")
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert "\x1b" not in ran.stderr and "\r" not in ran.stderr and "[2J" in ran.stderr

@@ -17,7 +17,6 @@ from typing import Any, Final
 import click
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from rich.markup import escape
 
 from tidegate import clock
 from tidegate.admin_client import Admin, AdminError, admin_option
@@ -30,6 +29,7 @@ from tidegate.rollout.plan import ModelPlan, Net, Probe, Soak
 from tidegate.rollout.root_chain import read_chain
 from tidegate.runtime.duration import Duration
 from tidegate.runtime.finite_range import FiniteRange
+from tidegate.runtime.plain_text import plain
 from tidegate.security.attestation.keys import read_key
 from tidegate.storage import audit_log
 from tidegate.tools.delivery.files import LocalArtefact
@@ -271,7 +271,7 @@ def status(name: str, watch: bool, all_devices: bool, admin: str, as_json: bool)
     if rows:
         screen.print(devices_view(rows, whole=all_devices))
     for note in whole[-1]["notes"][-8:] if whole else ():
-        screen.print(f"[dim]{note['at_s']:9.1f} s[/]  {escape(note['words'])}", highlight=False, soft_wrap=True)
+        screen.print(f"[dim]{note['at_s']:9.1f} s[/]  {plain(note['words'])}", highlight=False, soft_wrap=True)
 
 
 def _shipped(gateway: Admin, path: str, key: str) -> list[dict[str, Any]]:

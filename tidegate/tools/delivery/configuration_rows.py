@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-from rich.markup import escape
 from rich.table import Column, Table
 
 from tidegate.fleet.reported import ConfigurationReport, Reported
+from tidegate.runtime.plain_text import plain
 from tidegate.tools.delivery.configuration_order import desired_of
 from tidegate.tools.delivery.order import ListedDevice
 from tidegate.tools.delivery.screen import MOST_ROWS
@@ -55,7 +55,7 @@ def configuration_table(rows: Sequence[Json], *, whole: bool = False) -> Table:
         words = f"[{_COLOURS[state]}]{state.replace('_', ' ')}[/]" if state in _COLOURS else state
         revision = f"{row['accepted_revision']}/{row['desired_revision']}" if row["desired_revision"] else "-"
         differs = ", ".join(f"{one['key']}={one['value']}" for one in row["differs"][:4])
-        table.add_row(row["device"], row["freshness"], words, revision, escape(differs) or "-", escape(row["reason"]))
+        table.add_row(row["device"], row["freshness"], words, revision, plain(differs) or "-", plain(row["reason"]))
     return table
 
 

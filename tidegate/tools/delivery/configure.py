@@ -15,7 +15,6 @@ from typing import Any, Final
 import click
 import msgspec
 import yaml
-from rich.markup import escape
 
 from tidegate import clock
 from tidegate.admin_client import Admin, admin_option
@@ -24,6 +23,7 @@ from tidegate.rollout.device_settings import DEVICE_KEYS, SettingRefused, checke
 from tidegate.rollout.root_chain import read_chain
 from tidegate.runtime.duration import Duration, printed_duration
 from tidegate.runtime.finite_range import FiniteRange
+from tidegate.runtime.plain_text import plain
 from tidegate.storage import audit_log
 from tidegate.storage.bounded_yaml import TooMuch, compose, construct
 from tidegate.tools.delivery.cli import signing_key
@@ -161,7 +161,7 @@ def configuration(group: str, whole: bool, admin: str, as_json: bool) -> None:
     screen = console()
     screen.print(configuration_table(rows, whole=whole))
     if words := rest_in_words(rows, whole=whole):
-        screen.print(escape(words), highlight=False)
+        screen.print(plain(words), highlight=False)
 
 
 def settings_in(file: Path) -> dict[str, Any]:

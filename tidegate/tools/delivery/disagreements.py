@@ -15,6 +15,7 @@ from rich.table import Column, Table
 
 from tidegate.admin_client import Admin, admin_option
 from tidegate.runtime.duration import printed_duration
+from tidegate.runtime.plain_text import plain
 from tidegate.tools.delivery.follow import console
 
 _DIGITS: Final = 12  # of a digest, on the screen
@@ -63,7 +64,8 @@ def sources_table(sources: list[dict[str, Any]]) -> Table:
             agreed = f", {one['agreed_in_a_row']} agree again" if one["agreed_in_a_row"] else ""
             state = f"[yellow]{what}[/] for {printed_duration(one['drifting_for_s'])}{agreed}"
         numbers = str(one["compared"]), f"{one['mean']:.4f}", f"{one['limit']:.4f}"
-        table.add_row(one["target"], one["model"], one["version"], one["variant"], *numbers, state)
+        named = (plain(one[key]) for key in ("target", "model", "version", "variant"))
+        table.add_row(*named, *numbers, state)
     return table
 
 
@@ -73,7 +75,8 @@ def disagreements_table(rows: list[dict[str, Any]]) -> Table:
     for one in rows:
         variant = f"{one['model']} {one['version']} {one['variant']}"
         digest, score = one["input_sha256"][:_DIGITS], f"{one['score']:.4f}"
-        table.add_row(one["target"], variant, one["reference"], score, digest, one["slice"], one["file"])
+        said = (plain(one[key]) for key in ("slice", "file"))
+        table.add_row(one["target"], plain(variant), plain(one["reference"]), score, digest, *said)
     return table
 
 

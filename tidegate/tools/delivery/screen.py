@@ -6,12 +6,12 @@ from collections import Counter
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
 from tidegate.runtime.duration import printed_duration
+from tidegate.runtime.plain_text import plain
 
 MOST_ROWS: Final = 24
 _COLOURS: Final = {
@@ -32,7 +32,9 @@ def rollout_view(one: dict[str, Any]) -> RenderableType:
     table = Table(Column("device", no_wrap=True), "wave", "step", "progress", "runs", "why", box=None, pad_edge=False)
     for name, part in devices[:MOST_ROWS]:
         wave = "" if part["step"] == "waiting" else str(part["wave"] + 1)
-        table.add_row(name, wave, coloured(part["step"]), _progress(part), part["running"], escape(part["reason"]))
+        table.add_row(
+            name, wave, coloured(part["step"]), _progress(part), plain(part["running"]), plain(part["reason"])
+        )
     rest = len(devices) - MOST_ROWS
     below: list[RenderableType] = [Text(f"… and {rest} more", style="dim")] if rest > 0 else []
     return Group(Text.from_markup(headline(one)), table, *below)
@@ -40,7 +42,7 @@ def rollout_view(one: dict[str, Any]) -> RenderableType:
 
 def headline(one: dict[str, Any]) -> str:
     counts = ", ".join(f"{count} {step}" for step, count in one["counts"].items() if count)
-    why = f": {escape(one['reason'])}" if one["reason"] else ""
+    why = f": {plain(one['reason'])}" if one["reason"] else ""
     where = f"wave {one['wave']} of {len(one['sizes'])}"
     return (
         f"[bold]{one['model']} {one['version']}[/] {coloured(one['phase'])}{why}\n"
@@ -63,7 +65,13 @@ def rollouts_table(rollouts: list[dict[str, Any]]) -> Table:
         counts = ", ".join(f"{count} {step}" for step, count in one["counts"].items() if count)
         wave = f"{one['wave']} of {len(one['sizes'])}"
         table.add_row(
-            one["id"], one["model"], one["version"], coloured(one["phase"]), wave, counts, escape(one["reason"])
+            plain(one["id"]),
+            plain(one["model"]),
+            plain(one["version"]),
+            coloured(one["phase"]),
+            wave,
+            counts,
+            plain(one["reason"]),
         )
     return table
 
@@ -86,7 +94,8 @@ def devices_table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         revision = f"{row['reported_revision']}/{row['desired_revision']}" if row["desired_revision"] else "-"
         table.add_row(
-            row["device"], row["model"], row["running"] or "-", row["wanted"] or "-", coloured(row["state"]), revision,
-            escape(row["reason"]),
+            row["device"], plain(row["model"]), plain(row["running"] or "-"), plain(row["wanted"] or "-"),
+            coloured(row["state"]), revision,
+            plain(row["reason"]),
         )  # fmt: skip
     return table

@@ -82,3 +82,12 @@ def test_a_finished_or_spoilt_upload_gives_its_place_back(tmp_path: Path) -> Non
     with pytest.raises(Exception, match="send it again"):
         store.finish(name(2))
     assert store.append(name(3), 0, b"x", "one") == 1
+
+
+def test_a_clock_that_is_set_takes_no_upload_that_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ArtifactStore(tmp_path, partials=PartialBounds(2, 1000, 60.0))
+    store.append(name(1), 0, b"x", "one")
+    true = clock.utc_s
+    monkeypatch.setattr(clock, "utc_s", lambda: true() + 1e8)
+    assert store.collect() == []
+    assert store.append(name(1), 1, b"y", "one") == 2
