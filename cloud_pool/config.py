@@ -277,7 +277,7 @@ class PoolConfig(ProcessConfig):
         ge=1 << 20,
         description="Most bytes of attention caches of a model that generates on one device, for all answers that it "
         "is at; what has no room waits. More lets more and longer ones run at once. None: by the model, room for 2048 "
-        "tokens in each slot, and for one whole context.",
+        "tokens in each slot, and for one whole context, as far as 2 GiB hold that.",
     )
     vllm: VllmConfig = Field(
         default_factory=lambda: VllmConfig.model_validate({}),

@@ -383,7 +383,7 @@ class EdgeConfig(ProcessConfig):
         ge=1 << 20,
         description="Most bytes of attention caches of a model that generates, for all answers that it is at; what has "
         "no room waits. More lets more and longer ones run at once. None: by the model, room for 2048 tokens in each "
-        "slot, and for one whole context.",
+        "slot, and for one whole context, as far as 2 GiB hold that.",
     )
     max_message_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, le=1 << 30, description="Largest request or answer, in bytes, on every protocol."

@@ -494,7 +494,10 @@ class Gateway:
     def _splits(self) -> list[Layer]:
         if not any(one.split for one in self.catalog.manifests) and self.config.model_control == "none":
             return []
-        splitting = LayerSplitting(self.defaults.manifest, self.dispatcher.placer, self.dispatcher.ask_builder)
+        dispatcher = self.dispatcher
+        splitting = LayerSplitting(
+            self.defaults.manifest, dispatcher.placer, dispatcher.ask_builder, dispatcher.left_out
+        )
         self.metrics.add(splitting.families)
         return [split(splitting)]
 

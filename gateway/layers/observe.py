@@ -40,9 +40,9 @@ def observe(now: Callable[[], float], *observers: Observer) -> Layer:
 
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:
-            for begin in began:
-                begin(call)
             try:
+                for begin in began:  # within: one that refuses the call ends it for those that know of it already
+                    begin(call)
                 reply = await inner(call)
             except (Exception, asyncio.CancelledError) as error:
                 at = now()

@@ -10,7 +10,7 @@ Attempts that have a task of their own are owned here until they have ended, als
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from itertools import count
 
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from gateway.core.access.sequence_home import SequenceHomes
 from gateway.core.access.sequence_scope import scope_sequence, scoped_sequence_id
 from gateway.core.history.recorder import FlightRecorder
+from gateway.core.placement.ask import NOTHING
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.request.affinity import Affinity
@@ -101,11 +102,15 @@ class Dispatcher:
 
     def _placement_for(self, call: Call) -> Placement:
         """What another gateway sent is not sent on to a third one, and what a device asks for not to that device."""
-        if not call.path:
-            return self.placement
-        sites, asker = self.placer.fleet.sites, call.asker
-        left_out = {*sites, asker} if asker else sites
+        left_out = self.left_out(call)
         return OwnPlaces(self.placement, left_out) if left_out else self.placement
+
+    def left_out(self, call: Call) -> Set[str]:
+        """The targets that are no place for this call: of a caller's own, none."""
+        if not call.path:
+            return NOTHING
+        sites, asker = self.placer.fleet.sites, call.asker
+        return {*sites, asker} if asker else sites
 
     def _remembered(self, call: Call) -> tuple[SequenceStep, float] | None:
         """The sequence step of a call to a stateful model, and how long its state is kept; None for any other call."""

@@ -380,9 +380,12 @@ class RequestExecution:
         try:
             reply = self._believed(number, attempt, reply, now)
             work = self._context.ask_builder.computed(self._request, reply.response)
-        except BaseException as error:  # a defect of ours; the attempt is over all the same, for all who count it
-            attempt.failed(InternalError(f"defect: {type(error).__name__}"), now, self._context.draw())
-            raise
+        except Exception as error:  # of ours: the attempt is over all the same, for the request and all who count it
+            log.exception("an answer cannot be used", target=attempt.candidate.target.id)
+            defect = InternalError(f"defect: {type(error).__name__}")
+            self._note_failure(number, attempt, defect, now)
+            self._perform(self._machine.failed(number, defect, now), now)
+            return
         link_s = attempt.answered(reply.stages, reply.load, now, tensor_bytes(reply.response.outputs), work=work)
         self._answers[number] = reply, link_s, now
         if self._context.listener is not None:

@@ -7,7 +7,7 @@ not known is looked up again, since they may be loaded while the gateway runs.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Set
 
 from msgspec.structs import replace
 from prometheus_client.metrics_core import Metric
@@ -30,10 +30,13 @@ _MASK = Bounds(0, 1)
 class LayerSplitting:
     """Mutable: counts what came of cut requests."""
 
-    def __init__(self, manifest_of: ManifestOf, placer: Placer, asks: AskBuilder) -> None:
+    def __init__(
+        self, manifest_of: ManifestOf, placer: Placer, asks: AskBuilder, left_out: Callable[[Call], Set[str]]
+    ) -> None:
         self._manifest_of = manifest_of
         self._placer = placer
         self._asks = asks
+        self._left_out = left_out
         self._halves: dict[tuple[str, str], tuple[Manifest, tuple[CutHalves, ...]]] = {}
         self._ended: Counter[tuple[str, str]] = Counter()  # (model, how)
 
@@ -52,7 +55,7 @@ class LayerSplitting:
         halves = self._halves_of(manifest)
         if not halves:
             return infer(call)
-        ask = self._asks.ask(call)
+        ask = self._asks.ask(call)._replace(left_out=self._left_out(call))
         decision = choose_split(self._placer, ask, [_terms(one, ask) for one in halves], clock.now())
         why = split_words(decision)
         if decision.chosen is None:

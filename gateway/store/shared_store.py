@@ -146,16 +146,18 @@ class SharedStore:
     async def _renew(self) -> None:
         """Connect with what the files hold now, if that is something else. Files that cannot be read change nothing."""
         try:
-            stamp = self._stamped()
+            stamp = await asyncio.to_thread(self._stamped)  # a secret's mount may hang
             if stamp == self._stamp:
                 return
-            client = self._made()
+            client = await asyncio.to_thread(self._made)
         except (OSError, UnicodeDecodeError) as error:
             if self._unread != str(error):
                 log.warning("the files of the section `store` cannot be read again; the old ones hold", why=str(error))
             self._unread = str(error)
             return
-        # In one turn of the loop: of those that try at once, one renews it.
+        if stamp == self._stamp:  # of those that try at once, another one has renewed it meanwhile
+            await _close(client)
+            return
         old, self._client, self._stamp, self._unread = self._client, client, stamp, ""
         log.info("the store's password or certificates have changed and were read again", store=self.address)
         if old is not None:

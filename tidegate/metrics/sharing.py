@@ -214,7 +214,7 @@ class SharedMetrics:
 
     def _remove_lifeless(self) -> None:
         """Processes that ended before they had written anything."""
-        for path in self._folder.glob("*.life"):
+        for path in self._folder.glob("[!.]*.life"):  # one that is hidden is being made
             if not path.with_suffix(".json").exists() and self._is_over(path.stem):
                 path.unlink(missing_ok=True)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -23,12 +24,21 @@ from tidegate.types import Datatype, InferRequest, InferResponse, RequestedOutpu
 
 PARAMETER: Final = "classification"
 MOST_CLASSES: Final = 4096  # of a row: each is written as text, and one answer must not keep a core for seconds
-_TIMES_AS_LONG: Final = 64  # as encoding: a row is sorted, and its classes are written as text
+_TIMES_AS_LONG: Final = 4  # to sort a row, as to encode its bytes
+_BYTES_PER_CLASS: Final = 250  # to write one as text, as to encode so many bytes
 
 
 def work_bytes(response: InferResponse, wanted: Mapping[str, int]) -> int:
-    """The bytes of an answer, as what they cost to encode: more by far where classes are `wanted` of it."""
-    return response.size_bytes * _TIMES_AS_LONG if wanted else response.size_bytes
+    """The bytes of an answer, as what they cost to encode: more where classes are `wanted` of it."""
+    if not wanted:
+        return response.size_bytes
+    words = 0
+    for tensor in response.outputs:
+        count = wanted.get(tensor.name, 0)
+        if count and tensor.shape:
+            rows, length = (tensor.shape[0], prod(tensor.shape[1:])) if len(tensor.shape) > 1 else (1, tensor.shape[0])
+            words += rows * min(count, length)
+    return response.size_bytes * _TIMES_AS_LONG + words * _BYTES_PER_CLASS
 
 
 def wanted_classes(request: InferRequest) -> dict[str, int]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 
@@ -36,6 +37,8 @@ from tidegate.outcome import InternalError, InvalidRequest, ModelNotFound, NotSu
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
 
+FIRST_AGAIN_S: Final = 60.0  # until a load that failed, and not by its files, is tried again; twice as long each time
+LATEST_AGAIN_S: Final = 900.0
 ControlMode = Literal["none", "explicit", "poll"]
 
 _POLLED: Final = (
@@ -77,6 +80,12 @@ class ModelLoader(Protocol):
         ...
 
 
+class _FailedLoad(NamedTuple):
+    found: FoundModel
+    again_at: float
+    wait_s: float  # since the time before
+
+
 class RepositoryControl:
     """A `ModelControl`, at work inside `async with`.
 
@@ -106,7 +115,8 @@ class RepositoryControl:
         self._changes: set[asyncio.Task[None]] = set()
         self._polling: asyncio.Task[None] | None = None
         self._loaded: dict[str, FoundModel] = {}  # what was found when it was loaded
-        self._tried: dict[str, FoundModel] = {}  # with `poll`: what could not be loaded
+        self._tried: dict[str, _FailedLoad] = {}  # what could not be loaded when nobody asked for it
+        self._trying: asyncio.Task[None] | None = None
         self._under_way: dict[str, ModelStatus] = {}
         self._failed: dict[str, str] = {}
 
@@ -116,13 +126,17 @@ class RepositoryControl:
         self._loaded = {name: found[name] for name in served if name in found and found[name].manifest == served[name]}
         if self._mode == "poll":
             self._polling = asyncio.create_task(self._follow(), name="followed model repository")
+        elif self._tried:
+            self._trying = asyncio.create_task(self._try_again(), name="models that could not be loaded at the start")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await cancel_and_wait(*([self._polling] if self._polling else []), *self._changes)
+        await cancel_and_wait(*(one for one in (self._polling, self._trying) if one is not None), *self._changes)
 
     async def begin(self) -> None:
         """Load all that the repository has, before the first request: what is wrong with one keeps no other away.
+
+        What its files are not the reason of (a device whose memory another process still holds) is tried again later.
 
         Raises:
             RepositoryError: the folder cannot be read.
@@ -229,13 +243,41 @@ class RepositoryControl:
             if name not in self._failed:  # a folder whose manifest is broken is no model that was taken away
                 await self._unload(name)
         for name, one in found.items():
-            if self._loaded.get(name) == one or self._tried.get(name) == one:
+            tried = self._tried.get(name)
+            if self._loaded.get(name) == one or (tried and tried.found == one and clock.now() < tried.again_at):
                 continue
+            await self._try(name, one)
+
+    async def _try(self, name: str, found: FoundModel) -> None:
+        """Bring a model in that nobody asked for. Where that fails it is logged, in the index, and tried again."""
+        before = self._tried.pop(name, None)
+        try:
+            async with self._turn:
+                await self._bring(name, found)
+        except ServeError as error:
+            if isinstance(error.__cause__, RepositoryError):
+                again_at, wait_s = inf, FIRST_AGAIN_S  # once its files are others
+            else:
+                wait_s = FIRST_AGAIN_S if before is None else min(2.0 * before.wait_s, LATEST_AGAIN_S)
+                again_at = clock.now() + wait_s
+            self._tried[name] = _FailedLoad(found, again_at, wait_s)
+
+    async def _try_again(self) -> None:
+        """Without `poll`: what could not be loaded at the start, until it is loaded or its files are the reason."""
+        while due := {name: one for name, one in self._tried.items() if one.again_at < inf}:
+            await clock.sleep(max(0.0, min(one.again_at for one in due.values()) - clock.now()))
             try:
-                async with self._turn:
-                    await self._bring(name, one)
-            except ServeError:
-                self._tried[name] = one  # logged, and in the index
+                found = await asyncio.to_thread(self._look)
+                for name, one in due.items():
+                    if clock.now() < one.again_at:
+                        continue
+                    if name in found and name not in self._loader.served():
+                        await self._try(name, found[name])
+                    else:  # somebody has loaded it, or taken it away
+                        del self._tried[name]
+            except Exception:  # a defect, or a folder that cannot be read just now
+                log.exception("models that could not be loaded at the start could not be tried again")
+                await clock.sleep(FIRST_AGAIN_S)
 
     def _look(self) -> dict[str, FoundModel]:
         """The highest version that this target could serve of each model. Blocks. Raises RepositoryError."""

@@ -168,6 +168,18 @@ class Breaker:
         elif outcome is AttemptVerdict.FAILURE:
             self._failed(now, draw)
 
+    def disputed(self, now: float, draw: float) -> None:
+        """An attempt that had ended without a verdict was wrong, as another target's answer shows.
+
+        It counts among the recent ones and not in a row: a few odd requests, on which two targets differ, must not take
+        one of them from everybody.
+        """
+        self._recent.add(now, success=False)
+        if self.state is BreakerState.HALF_OPEN and not self._probing:
+            self._open(_BreakerEvent.FAILURE, "its probe was answered elsewhere", now, draw)
+        elif self.state is BreakerState.CLOSED and (reason := self._should_open(now)):
+            self._open(_BreakerEvent.LAST_STRAW, reason, now, draw)
+
     def heard(self, now: float) -> None:
         """A sign of life came unasked: it counts as a good probe, and an open breaker need not cool to believe it."""
         if self.state is BreakerState.CLOSED:

@@ -263,7 +263,9 @@ class Placer:
                 refusal=_infeasible(floor_s, budget_s),
                 judged=judged,
             )
-        if self.cloud_budget is not None and self.fleet.scarcity > 1.0 and _is_not_worth_it(chosen, judged):
+        # A sequence lives where it was begun: what its steps cost there was decided then.
+        is_dear = self.cloud_budget is not None and self.fleet.scarcity > 1.0 and not ask.home
+        if is_dear and self.cloud_budget is not None and _is_not_worth_it(chosen, judged):
             return Decision(
                 at=now,
                 ask=ask,

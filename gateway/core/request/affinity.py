@@ -76,11 +76,10 @@ class StickyPlacer:
         if self._asked and not self._start:
             words = "a step of a sequence is asked once: whether the lost one counted is not known"
             return Decision(now, ask, (), None, "", Unreachable(words))
-        self._asked = True
-        if self._home is None:
-            return self._placement.decide(ask, now, exclude)
-        decision = self._placement.decide(ask._replace(home=self._home), now, exclude)
-        if isinstance(decision.refusal, NothingAlive):
+        placed = ask if self._home is None else ask._replace(home=self._home)
+        decision = self._placement.decide(placed, now, exclude)
+        self._asked = decision.chosen is not None  # what was refused is not sent, and may be looked at again
+        if self._home is not None and isinstance(decision.refusal, NothingAlive):
             words = f"{self._home} remembers this sequence and cannot be asked now; begin it anew with sequence_start"
             return decision._replace(refusal=NothingAlive(words, retry_after_s=decision.refusal.retry_after_s))
         return decision

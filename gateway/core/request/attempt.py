@@ -299,10 +299,13 @@ class AttemptTelemetry:
     def contradicted(self, now: float, draw: float) -> None:
         """Note that another target answered the request that this one had called invalid: a wrong answer, after all.
 
-        A foreign server is only less able: its interface takes less than a model may.
+        A foreign server, or a site with some, is only less able: it takes less than a model may.
         """
-        if not self.candidate.offered.target.spec.foreign:
-            self._breaker.record(AttemptVerdict.FAILURE, now, draw, probe=self._probe)
+        target = self.candidate.offered.target
+        if target.spec.foreign or target.spec.tier == "site":
+            return
+        self._breaker.disputed(now, draw)
+        target.degradation.ended(failed=True, now=now)
 
     def stalled(self, error: ServeError, now: float, draw: float) -> None:
         """Note that its answer left it after a silence.

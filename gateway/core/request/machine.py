@@ -367,9 +367,23 @@ class RequestMachine:
             return self._look_sooner(now)
         if self._provisional is not None:
             return self._give(self._provisional)
-        if not self._may_launch(now) or not _is_hope_elsewhere([error for _, error in self._errors]):
+        if not self._may_launch(now) or not self._is_hope_elsewhere(attempt):
             return [self._refuse(_last_word(self._ask, self._errors))]
         return self._fall_back(error, now)
+
+    def _is_hope_elsewhere(self, attempt: int) -> bool:
+        """Whether a target that was not asked yet may answer after all these refusals, the last one of `attempt`.
+
+        What was sent had been checked here, so a target that calls it invalid may be what is wrong: it holds other
+        files than it says, and would draw more and more requests, since a refusal is fast. One other is asked then;
+        two are believed. A foreign server, and a site, which may have such servers, know other bounds than ours.
+        """
+        errors = [error for _, error in self._errors]
+        final = [error for error in errors if not _another_may_do_better(error)]
+        if not final:
+            return True
+        spec = self._launched[attempt].target.spec
+        return final == errors[-1:] and type(final[0]) is InvalidRequest and not (spec.foreign or spec.tier == "site")
 
     def timer(self, now: float) -> list[Action]:
         """The instant of the latest WakeAt has come."""
@@ -409,9 +423,13 @@ class RequestMachine:
             held = [] if isinstance(last_word, InvalidRequest) else self._hold(decision.refusal, now)
             return held or [self._refuse(last_word)]
         # A refusal has cost no compute, and is placed again for free.
-        if not isinstance(error, Overloaded) and not self._hedges.may_fall_back():
+        if not isinstance(error, Overloaded) and not self._may_pay(error):
             return [self._refuse(_last_word(self._ask, self._errors))]
         return self._launch(decision, now, "fallback" if self._lost is None else RESUMED)
+
+    def _may_pay(self, error: ServeError) -> bool:
+        """Spend another attempt after `error`. A second opinion overdraws nothing, which failovers may need."""
+        return self._hedges.may_hedge() if isinstance(error, InvalidRequest) else self._hedges.may_fall_back()
 
     # an answer that has begun
 
@@ -816,16 +834,6 @@ def _another_may_do_better(error: ServeError) -> bool:
     return error.retry_elsewhere or isinstance(
         error, DeadlineExceeded | NotSupported | ModelNotFound | TooLarge | Unauthenticated | Forbidden | NothingAlive
     )
-
-
-def _is_hope_elsewhere(errors: list[ServeError]) -> bool:
-    """Whether a target that was not asked yet may answer after these refusals.
-
-    What was sent had been checked here, so one target that calls it invalid may be what is wrong: it holds other files
-    than it says, and would draw more and more requests, since a refusal is fast. One other is asked; two are believed.
-    """
-    final = [error for error in errors if not _another_may_do_better(error)]
-    return not final or (len(final) == 1 and type(final[0]) is InvalidRequest)
 
 
 def _last_word(ask: Ask, errors: list[tuple[str, ServeError]], refusal: ServeError | None = None) -> ServeError:

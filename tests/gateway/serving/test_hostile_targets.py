@@ -65,12 +65,25 @@ async def test_a_target_that_calls_all_invalid_costs_no_answer_and_is_soon_asked
     wrong = denier("edge/a")
     scene = Scene({"edge_a": (wrong, INT8), "pool_main": (target("pool_main"), FP32)})
 
-    for _ in range(20):
+    for _ in range(30):
         reply = await scene.dispatcher.infer(scene.call())
         assert reply.route is not None and reply.route.served_by == "pool/main"
 
-    assert len(wrong.seen) == 5 and not scene.fleet.targets["edge/a"].breaker.allows(clock.now())
+    assert len(wrong.seen) == 10 and not scene.fleet.targets["edge/a"].breaker.allows(clock.now())
     scene.assert_at_rest()
+
+
+@on_virtual_time
+async def test_a_few_requests_on_which_targets_differ_take_none_of_them_away() -> None:
+    """Of one tenant's making, say: most of what the target is asked it answers."""
+    picky = FakeTarget("edge/a", takes_s=0.001)
+    scene = Scene({"edge_a": (picky, INT8), "pool_main": (target("pool_main"), FP32)})
+
+    for number in range(60):
+        picky.error = InvalidRequest("a word that is not known here") if number % 12 >= 7 else None
+        await scene.dispatcher.infer(scene.call())
+
+    assert len(picky.seen) == 60 and scene.fleet.targets["edge/a"].breaker.allows(clock.now())
 
 
 @on_virtual_time

@@ -23,7 +23,7 @@ from tests.support.serving.host import minilm
 from tidegate import clock
 from tidegate.generate.usage import Usage, usage_parameters
 from tidegate.models.manifest import Confidence, Manifest
-from tidegate.outcome import ModelNotFound, Overloaded
+from tidegate.outcome import InternalError, ModelNotFound, Overloaded
 from tidegate.types import Accepted, Call, InferRequest, InferResponse, LoadReport, Reply
 
 
@@ -74,7 +74,7 @@ async def test_a_defect_at_an_answer_ends_its_attempt_all_the_same(monkeypatch: 
         raise ZeroDivisionError("a defect")
 
     monkeypatch.setattr("gateway.serving.work_estimate.AskBuilder.computed", raises)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(InternalError, match="defect: ZeroDivisionError"):
         await scene.dispatcher.infer(scene.call())
 
     scene.assert_at_rest()

@@ -21,8 +21,8 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.models.manifest import Axis, Cost, Manifest, TensorSpec
 from tidegate.models.manifest import Variant as ModelVariant
 from tidegate.models.split.layer_split import LayerSplit, SplitCut, SplitHalf
-from tidegate.outcome import ModelNotFound, Overloaded, ServeError, Unreachable
-from tidegate.types import Accepted, Call, Datatype, InferRequest, InferResponse, Reply, Tensor
+from tidegate.outcome import ModelNotFound, NothingAlive, Overloaded, ServeError, Unreachable
+from tidegate.types import HELP, Accepted, Call, Datatype, InferRequest, InferResponse, Reply, Tensor
 
 IMAGE: Final = TensorSpec("image", Datatype.UINT8, ("batch", 64))
 SCORES: Final = TensorSpec("scores", Datatype.FP32, ("batch", 2))
@@ -83,7 +83,9 @@ class Cut:
             self._add(pool, {CUT.tail: TAIL_S})
         targets = {one.id: one for one in (self.edge, *pools)}
         self.dispatcher = Dispatcher(Placer(self.fleet), targets, manifest_of, draw=lambda: 0.5)
-        self.splitting = LayerSplitting(manifest_of, self.dispatcher.placer, self.dispatcher.ask_builder)
+        self.splitting = LayerSplitting(
+            manifest_of, self.dispatcher.placer, self.dispatcher.ask_builder, self.dispatcher.left_out
+        )
 
     def _add(self, target: HalvesTarget, takes: dict[str, float]) -> None:
         offers = tuple(ModelOffer(name, "1", (variant("fp32", compute_s=s),)) for name, s in takes.items())
@@ -140,6 +142,17 @@ async def test_another_pool_takes_the_same_activations_where_one_is_lost() -> No
     assert lost.inputs == taken.inputs
     assert len(cut.edge.seen) == 1, "the head is not computed again"
     cut.assert_at_rest()
+
+
+@on_virtual_time
+async def test_a_device_that_asks_for_help_is_no_place_for_a_head() -> None:
+    """It alone offers one: so the request is not cut, and nothing of it is asked of a device that gave it away."""
+    cut = Cut(pool(), edge_says_s=0.01)
+    image = Tensor("image", Datatype.UINT8, (1, 64), bytes(64))
+    call = Call(InferRequest("cnn", (image,), id="7"), HELP, clock.now(), clock.now() + 0.3, path=("edge/a",))
+    with pytest.raises(NothingAlive, match="edge/a is not for this request"):
+        await cut.splitting.served(call, cut.dispatcher.infer)
+    assert cut.edge.seen == [] and cut.ended == {}
 
 
 def hopeful_edge(kind: type[HalvesTarget] = HalvesTarget) -> HalvesTarget:

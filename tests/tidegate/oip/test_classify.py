@@ -56,6 +56,11 @@ def test_other_outputs_stay_as_they_are() -> None:
     assert with_classes(InferResponse("m", "1", (tensor,)), {"p": 1}).outputs == (tensor,)
 
 
+def test_a_small_answer_whose_best_classes_are_wanted_is_worked_out_at_once() -> None:
+    response = InferResponse("m", "1", (array_to_tensor("p", np.zeros((5, 1000)), Datatype.FP32),))
+    assert work_bytes(response, {"p": 5}) < LARGE_BYTES < work_bytes(response, {"p": 1000})
+
+
 def test_an_answer_of_many_rows_whose_classes_are_wanted_is_work_for_a_thread() -> None:
     """A quarter of a second of one core, which the event loop would stand still for."""
     response = InferResponse("m", "1", (array_to_tensor("p", np.zeros((20_000, 8)), Datatype.FP16),))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import msgspec
 import pytest
 
 from tests.cloud_pool.models import TEXT
+from tidegate import clock
 from tidegate.models.manifest import Manifest
-from tidegate.models.repository import save_manifest
-from tidegate.outcome import InternalError
+from tidegate.models.repository import RepositoryError, save_manifest
+from tidegate.outcome import InternalError, OutOfMemory
 from tidegate.runtime.process import StartError
+from tidegate.serving import repository_control
 from tidegate.serving.repository_control import ControlMode, RepositoryControl
 
 
@@ -88,3 +91,22 @@ async def test_a_start_at_which_no_model_is_right_fails_with_all_reasons(root: P
 
 async def test_an_empty_repository_is_a_start_without_models(tmp_path: Path) -> None:
     await control(tmp_path, LoaderOfSome({})).begin()
+
+
+@pytest.mark.parametrize("mode", ["poll", "explicit"])
+async def test_what_failed_at_the_start_for_another_reason_than_its_files_is_tried_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, mode: ControlMode
+) -> None:
+    monkeypatch.setattr(repository_control, "FIRST_AGAIN_S", 0.02)
+    loader = LoaderOfSome({"a": OutOfMemory("another process holds it"), "b": RepositoryError("b: cut off")})
+    begun = RepositoryControl("pool/p", root, loader, mode=mode, poll_s=0.01)
+    await begun.begin()
+    async with begun, asyncio.timeout(20.0):
+        assert set(loader.served()) == {"c"}
+        while loader.asked.count("a") < 3:
+            await clock.sleep(0.01)
+        del loader.failures["a"]
+        while "a" not in loader.served():
+            await clock.sleep(0.01)
+        await clock.sleep(0.1)
+    assert loader.asked.count("b") == 1 and loader.asked[-1] == "a"

@@ -25,6 +25,8 @@ class GenerationLimits(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=
 
 
 DEFAULT_CACHE_TOKENS: Final = 2048  # of each slot, where nobody says how much memory caches may take
+_LEAST_CACHE_TOKENS: Final = 1024  # of each slot, however much memory they take
+MOST_DEFAULT_BYTES: Final = 2 * 2**30  # beyond those: what nobody asked for leaves a device's memory to its models
 # Given to an engine beside what its host counts with: two pages of 32 that padding is written to, and one begun.
 SPARE_CACHE_TOKENS: Final = 96
 NO_LIMITS: Final = GenerationLimits()
@@ -51,16 +53,19 @@ def limits_of(manifest: Manifest, variant: Variant, *, cache_bytes: int = 0) -> 
 def cache_limit_bytes(manifest: Manifest, variant: Variant, configured_bytes: int | None) -> float:
     """What all attention caches of a variant may take on one worker: as configured, or by the manifest.
 
-    By default each slot has room for DEFAULT_CACHE_TOKENS, and one answer may always have the whole context. Infinite
-    where the manifest does not say what a token's cache takes.
+    By default each slot has room for DEFAULT_CACHE_TOKENS, and one answer may have the whole context, as far as
+    MOST_DEFAULT_BYTES hold them; each slot has _LEAST_CACHE_TOKENS in any case. Infinite where the manifest does not
+    say what a token's cache takes.
     """
     if configured_bytes is not None:
         return configured_bytes
     cost, generative = variant.generation, manifest.generative
     if generative is None or cost is None or not cost.cache_bytes:
         return inf
-    context = generative.context
-    return cost.cache_bytes * max(context, cost.slots * min(context, DEFAULT_CACHE_TOKENS))
+    context, slots = generative.context, cost.slots
+    wanted = cost.cache_bytes * max(context, slots * min(context, DEFAULT_CACHE_TOKENS))
+    least = cost.cache_bytes * slots * min(context, _LEAST_CACHE_TOKENS)
+    return min(wanted, max(least, MOST_DEFAULT_BYTES))
 
 
 def engine_cache_bytes(manifest: Manifest, variant: Variant, configured_bytes: int | None) -> int:

@@ -10,7 +10,7 @@ import pytest
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.tenants import TenantSpec
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.link_events import LinkUp
+from gateway.core.fleet.link_events import LinkDown, LinkUp
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Decision
 from gateway.core.placement.utility import UtilityPlacer
@@ -20,7 +20,7 @@ from gateway.serving.own_places import OwnPlaces
 from tests.support.gateway.doors import admission_of
 from tests.support.gateway.fleets import NOW, ask, offer, spec, variant
 from tidegate.oip.sequence import SequenceStep
-from tidegate.outcome import NothingAlive, Overloaded
+from tidegate.outcome import NothingAlive, Overloaded, Unreachable
 
 
 def fleet_with(count: int, *, tier: str = "edge", standby: int | None = None) -> Fleet:
@@ -78,6 +78,19 @@ def test_a_home_that_is_gone_is_named_with_the_way_out() -> None:
     for home in ("edge/1", "edge/gone"):
         refusal = step_at(home, placement).refusal
         assert isinstance(refusal, NothingAlive) and f"{home} remembers this sequence" in refusal.message
+
+
+def test_a_step_that_was_refused_before_it_was_sent_may_be_looked_at_again() -> None:
+    fleet = fleet_with(3)
+    affinity = Affinity()
+    affinity.answered("minilm", SequenceStep(7, True, False), "edge/1", NOW + 60.0)
+    sticky = affinity.placement("minilm", SequenceStep(7, False, False), stack_over(fleet, admission_of()), NOW)
+    fleet.fold(LinkDown("edge/1", "gone"), NOW)
+    assert isinstance(sticky.decide(ask(budget_s=1.0), NOW).refusal, NothingAlive)
+    fleet.fold(LinkUp("edge/1", "edge/1", 1, (offer(variant(compute_s=0.01)),)), NOW)
+    decision = sticky.decide(ask(budget_s=1.0), NOW + 0.01)
+    assert decision.chosen is not None and decision.chosen.target.id == "edge/1"
+    assert isinstance(sticky.decide(ask(budget_s=1.0), NOW + 0.02).refusal, Unreachable), "it is sent once"
 
 
 @pytest.mark.parametrize("through_own_places", [False, True])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from gateway.core.fleet.fleet import LOOK_AGAIN_S, Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkUp
 from gateway.core.placement.placer import Placer
 from gateway.core.placement.probing import ProbePlacer
+from gateway.core.placement.utility import UtilityPlacer
+from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
-from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, variant
+from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, spec, variant
 from tidegate.outcome import (
     ERRORS,
     BadAnswer,
@@ -161,6 +166,38 @@ def test_one_target_that_calls_a_request_invalid_is_not_believed_and_two_are() -
     first, second = InvalidRequest("no such input"), InvalidRequest("no such input here")
     assert launched(one.failed(0, first, NOW)) == [(1, "edge/b")]
     assert refusal(one.failed(1, second, NOW)) is first
+
+
+def test_a_second_opinion_is_asked_at_once_or_not_at_all() -> None:
+    """After another failure the third target would be no second opinion any more."""
+    one = machine(fleet_of(edge_a=variant(), edge_b=variant(), edge_c=variant()))
+    one.arrived(NOW)
+    fault = InvalidRequest("no such input")
+    one.failed(0, fault, NOW)
+    assert refusal(one.failed(1, GONE, NOW)) is fault
+
+
+def test_a_second_opinion_takes_nothing_that_failovers_need() -> None:
+    placer = UtilityPlacer(fleet_of(edge_a=variant(), edge_b=variant()))
+    hedges = ChanceHedging(placer)
+    while hedges.may_hedge():
+        pass
+    one = RequestMachine(ask(), placer, hedges=hedges)
+    one.arrived(NOW)
+    fault = InvalidRequest("no such input")
+    assert refusal(one.failed(0, fault, NOW)) is fault
+    assert hedges.may_fall_back(), "and a failure may be overdrawn for"
+
+
+@pytest.mark.parametrize("changes", [{"tier": "site"}, {"foreign": True}])
+def test_a_site_or_a_foreign_server_that_calls_a_request_invalid_is_believed(changes: dict[str, Any]) -> None:
+    fleet = fleet_of(pool_main=variant(compute_s=1.0))
+    fleet.add(replace(spec("edge/a"), **changes), NOW - 1.0)
+    fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(),)), NOW - 1.0)
+    one = machine(fleet)
+    assert launched(one.arrived(NOW)) == [(0, "edge/a")]
+    fault = InvalidRequest("the prompt is too long")
+    assert refusal(one.failed(0, fault, NOW)) is fault
 
 
 def test_a_request_that_the_only_target_calls_invalid_is_refused_with_its_words_at_once() -> None:
