@@ -61,10 +61,13 @@ def render(files: tuple[Path, ...], namespace: str) -> None:
         raise click.ClickException(f"there are no resources of {API_VERSION} in {', '.join(map(str, files))}")
     for resource in known.values():
         try:
-            objects = rendered(resource, known).objects
+            made = rendered(resource, known)
         except Refused as error:
             raise click.ClickException(f"{resource.key}: {error.reason}: {error}") from error
-        for one in objects:
+        for condition in made.conditions:
+            if condition.message:
+                click.echo(f"{resource.key}: {condition.reason}: {condition.message}", err=True)
+        for one in made.objects:
             click.echo("---\n" + as_yaml(one, sort_keys=False), nl=False)
 
 

@@ -1,8 +1,8 @@
 """What became of a resource, in the words that Kubernetes' own tools read: conditions and counts (pure).
 
 `Accepted` says whether the resource could be rendered. Where it is false nothing was changed, and what ran before still
-runs. `Ready` says whether everything runs as the resource says now. A condition keeps its time while it keeps its
-status.
+runs. `Ready` says whether everything runs as the resource says now. `Autoscaled`, of a pool, says whether something was
+made that scales it. A condition keeps its time while it keeps its status.
 """
 
 from __future__ import annotations

@@ -158,7 +158,8 @@ class Reconciler:
         await self._delete_others(resource, rendered.objects, complete=progress.complete)
         ready = readiness(progress) if workloads else ResourceCondition("Ready", "True", "Applied")
         fields = {**rendered.fields, **_counts(key.kind, workloads, progress)}
-        await self._say(resource, [ResourceCondition("Accepted", "True", "Rendered"), ready], fields)
+        accepted = ResourceCondition("Accepted", "True", "Rendered")
+        await self._say(resource, [accepted, ready, *rendered.conditions], fields)
         return None
 
     async def _know_named(self, resource: CustomResource) -> None:

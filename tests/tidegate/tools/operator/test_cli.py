@@ -34,6 +34,22 @@ def test_resources_of_several_files_know_each_other(tmp_path: Path) -> None:
     assert (alone.exit_code, "digits-1" in alone.output) == (1, True)
 
 
+def test_what_was_left_out_is_said_beside_what_was_made(tmp_path: Path) -> None:
+    gateway = (
+        f"{HEAD}metadata: {{name: main}}\nspec: {{modelsVolume: {{emptyDir: {{}}}}, config: {{metrics_port: 0}}}}\n"
+    )
+    pool = gateway.replace("Gateway", "Pool").replace(
+        "config: {metrics_port: 0}", "autoscaling: {kind: keda, gateway: main}"
+    )
+    (tmp_path / "site.yaml").write_text(f"{gateway}---\n{pool}")
+
+    said = CliRunner().invoke(operator, ["render", str(tmp_path / "site.yaml")])
+
+    assert (said.exit_code, "NoMetrics" in said.stderr, "metrics_port" in said.stderr) == (0, True, True), said.output
+    kinds = {one["kind"] for one in yaml.safe_load_all(said.stdout)}
+    assert "StatefulSet" in kinds and "ScaledObject" not in kinds
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [

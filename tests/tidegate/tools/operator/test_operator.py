@@ -86,6 +86,26 @@ async def test_a_pool_keeps_its_replicas_when_autoscaling_is_switched_on(cluster
     assert set(seen) <= {3, 5}, seen
 
 
+async def test_a_pool_that_nothing_can_scale_changes_all_the_same_and_says_so(cluster: OperatorCluster) -> None:
+    cluster.send(gateway(config={"metrics_port": 0}))
+    cluster.send(body("TidegatePool", "cores", modelsVolume=VOLUME, replicas=3))
+    async with operating(cluster):
+        await until(lambda: is_ready(cluster, "TidegatePool", "cores"), "ready")
+        cluster.change("TidegatePool", "cores", autoscaling={"kind": "keda", "gateway": "main"}, config={"drain_s": 3})
+        await until(
+            lambda: cluster.condition("TidegatePool", "cores", "Autoscaled").get("reason") == "NoMetrics", "told"
+        )
+        assert cluster.condition("TidegatePool", "cores", "Accepted")["status"] == "True"
+        await until(lambda: is_ready(cluster, "TidegatePool", "cores"), "ready again")
+        spec = cluster.one("StatefulSet", "cores-pool")["spec"]
+        assert (spec["replicas"], spec["template"]["spec"]["terminationGracePeriodSeconds"]) == (3, 2 + 3 + 15)
+        cluster.change("TidegatePool", "cores", autoscaling={"kind": "hpa", "gateway": "main"})
+        await until(
+            lambda: cluster.condition("TidegatePool", "cores", "Autoscaled").get("status") == "True", "it is scaled"
+        )
+        assert cluster.names("HorizontalPodAutoscaler") == {"cores-pool"}
+
+
 async def test_a_change_arrives_and_what_was_before_goes_once_no_pod_needs_it(cluster: OperatorCluster) -> None:
     cluster.send(gateway(config={"fleet": "one"}))
     async with operating(cluster):

@@ -106,8 +106,17 @@ def test_keda_asks_the_gateway_where_it_says_its_metrics_are() -> None:
 
 def test_a_gateway_without_a_metrics_port_scales_nothing() -> None:
     pool = body("TidegatePool", "gpus", modelsVolume=VOLUME, autoscaling={"kind": "keda", "gateway": "main"})
-    with pytest.raises(Refused, match="metrics_port"):
-        objects_of(pool, body("TidegateGateway", "main", **GATEWAY, config={"metrics_port": 0}))
+    gateway = stored(body("TidegateGateway", "main", **GATEWAY, config={"metrics_port": 0}))
+    left_out, asked_anew = render(stored(pool), {gateway.key: gateway}), render(stored(pool), {})
+
+    assert [one for one in asked_anew.objects if one["kind"] != "ScaledObject"] == left_out.objects, "it serves"
+    (said,), (later,) = left_out.conditions, asked_anew.conditions
+    assert (said.type, said.status, said.reason, "metrics_port" in said.message) == (
+        "Autoscaled", "False", "NoMetrics", True
+    )  # fmt: skip
+    assert (later.type, later.status, later.message) == ("Autoscaled", "True", ""), "what was said does not stay"
+    (never,) = render(stored(body("TidegatePool", "gpus", modelsVolume=VOLUME)), {}).conditions
+    assert (never.type, never.status, never.message) == ("Autoscaled", "False", "")
 
 
 def test_every_object_goes_with_its_resource() -> None:

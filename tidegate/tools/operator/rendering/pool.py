@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from tidegate.tools.operator.conditions import ResourceCondition
 from tidegate.tools.operator.rendering.gateway import scaling_url
 from tidegate.tools.operator.rendering.model import MountedModel
 from tidegate.tools.operator.rendering.objects import Object, ObjectFamily, as_yaml, digest
@@ -27,6 +28,7 @@ _BEHAVIOR: Final = {
         "policies": [{"type": "Percent", "value": 50, "periodSeconds": 60}],
     },
 }
+_SCALED: Final = ResourceCondition("Autoscaled", "True", "Applied")
 
 
 def part_of(resource: CustomResource) -> ObjectFamily:
@@ -56,8 +58,8 @@ def pool_config(spec: TidegatePoolSpec) -> dict[str, Any]:
 
 def render_pool(
     resource: CustomResource, models: Sequence[MountedModel], gateway: CustomResource | None = None
-) -> list[Object]:
-    """Return its objects.
+) -> tuple[list[Object], ResourceCondition]:
+    """Return its objects, and whether something scales it.
 
     Args:
         gateway: the one that scales it; None: it is not there yet.
@@ -69,14 +71,16 @@ def render_pool(
     part = part_of(resource)
     config = pool_config(spec)
     config_map = part.config_map({FILE: as_yaml(config)})
-    return [
+    scalers, scaled = _scaling(part, spec, gateway)
+    objects = [
         config_map,
         part.object("v1", "ServiceAccount", automountServiceAccountToken=False),
         _service(part, config),
         _stateful_set(part, spec, config, config_map, models),
         *disruption_budget(part, spec),
-        *_scaling(part, spec, gateway),  # last: where KEDA is not installed yet, the pool serves all the same
+        *scalers,  # last: where KEDA is not installed yet, the pool serves all the same
     ]
+    return objects, scaled
 
 
 def _service(part: ObjectFamily, config: dict[str, Any]) -> Object:
@@ -158,7 +162,9 @@ def _probes(spec: TidegatePoolSpec, grpc_port: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _scaling(part: ObjectFamily, spec: TidegatePoolSpec, gateway: CustomResource | None) -> list[Object]:
+def _scaling(
+    part: ObjectFamily, spec: TidegatePoolSpec, gateway: CustomResource | None
+) -> tuple[list[Object], ResourceCondition]:
     scaling = spec.autoscaling
     target = {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": part.name}
     if scaling.kind == "hpa":
@@ -173,15 +179,18 @@ def _scaling(part: ObjectFamily, spec: TidegatePoolSpec, gateway: CustomResource
             "behavior": _BEHAVIOR,
             "metrics": [{"type": "External", "external": metric}],
         }
-        return [part.object("autoscaling/v2", "HorizontalPodAutoscaler", spec=said)]
+        return [part.object("autoscaling/v2", "HorizontalPodAutoscaler", spec=said)], _SCALED
     if scaling.kind == "none":
-        return []
+        return [], ResourceCondition("Autoscaled", "False", "NotAsked")
     key = ResourceKey("TidegateGateway", part.resource.key.namespace, scaling.gateway)
     url = scaling_url(key, None if gateway is None else gateway.spec, encrypted=spec.tls.mode != "none")
     if not url:
-        raise Refused(
-            "NoMetrics", f"spec.autoscaling.gateway: {key} has config.metrics_port 0, a free one; name one there"
+        # Not refused: what the pool runs does not depend on who scales it.
+        words = (
+            f"spec.autoscaling.gateway: {key} has config.metrics_port 0, a free one, so nothing scales this pool and "
+            "it keeps the replicas that it has; name one there"
         )
+        return [], ResourceCondition("Autoscaled", "False", "NoMetrics", words)
     trigger = {
         "type": "metrics-api",
         "metricType": "AverageValue",
@@ -196,7 +205,7 @@ def _scaling(part: ObjectFamily, spec: TidegatePoolSpec, gateway: CustomResource
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _BEHAVIOR}},
         "triggers": [trigger],
     }
-    return [part.object("keda.sh/v1alpha1", "ScaledObject", spec=said)]
+    return [part.object("keda.sh/v1alpha1", "ScaledObject", spec=said)], _SCALED
 
 
 def _trust(url: str) -> dict[str, str]:

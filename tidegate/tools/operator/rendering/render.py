@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tidegate.tools.operator.conditions import ResourceCondition
 from tidegate.tools.operator.rendering.fleet import render_fleet
 from tidegate.tools.operator.rendering.gateway import render_gateway
 from tidegate.tools.operator.rendering.model import MountedModel, manifest_of, mounted, render_model
@@ -17,10 +18,15 @@ from tidegate.tools.operator.specs import TidegateModelSpec
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a resource becomes, in the order in which it is applied, and what its status says of it."""
+    """What a resource becomes, in the order in which it is applied, and what its status says of it.
+
+    Attributes:
+        conditions: beside `Accepted` and `Ready`; a message says what was asked for and left out.
+    """
 
     objects: list[Object]
     fields: Mapping[str, Any]
+    conditions: Sequence[ResourceCondition] = ()
 
 
 def render(resource: CustomResource, known: Mapping[ResourceKey, CustomResource]) -> Rendered:
@@ -39,7 +45,8 @@ def render(resource: CustomResource, known: Mapping[ResourceKey, CustomResource]
             gateway = next(
                 (known[key] for key in resource.named if key in known and key.kind == "TidegateGateway"), None
             )
-            return Rendered(render_pool(resource, _models(resource, known, with_files=True), gateway), {})
+            objects, scaled = render_pool(resource, _models(resource, known, with_files=True), gateway)
+            return Rendered(objects, {}, [scaled])
         case "TidegateModel":
             return _rendered_model(resource, known)
         case "TidegateFleet":
