@@ -43,7 +43,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a free port of the gateway": (
         {"models": CLAIM, "gateway": {"config": {"grpc_port": 0}}}, "gateway.config.grpc_port"
     ),
-    "a free port of the pool": ({"models": CLAIM, "pool": {"config": {"metrics_port": 0}}}, "pool.config.metrics_port"),
+    "a free port of the pool": ({"models": CLAIM, "pool": {"config": {"grpc_port": 0}}}, "pool.config.grpc_port"),
+    "KEDA asks at a free port": (
+        {"models": CLAIM, "gateway": {"config": {"metrics_port": 0}}, "autoscaling": {"kind": "keda"}},
+        "gateway.config.metrics_port",
+    ),
     "no issuer": ({"models": CLAIM, "fullnameOverride": "t", "tls": {"mode": "csi"}}, "tls.csi.issuerName"),
 }  # fmt: skip
 # A field that Kubernetes does not know, in a place where the chart takes its words as they are.
@@ -58,7 +62,20 @@ MORE: dict[str, dict[str, Any]] = {
         "gateway": {"config": {"http_port": 9000, "grpc_port": 9001, "metrics_port": 9002}},
         "pool": {"config": {"grpc_port": 9101, "metrics_port": 9102}},
     },
+    "no metrics": {
+        **SCALED,
+        "autoscaling": {"kind": "hpa"},
+        "gateway": {"config": {"metrics_port": 0}},
+        "pool": {"config": {"metrics_port": 0}},
+    },
+    "no metrics of a pool": {**SCALED, "pool": {"config": {"metrics_port": None}}},
+    "a pool alone": {
+        **SCALED,
+        "autoscaling": {"kind": "hpa"},
+        "gateway": {"enabled": False, "config": {"metrics_port": 0}},
+    },
 }
+WITHOUT_GATEWAY = {"operator", "misspelt", "a pool alone"}
 needs_helm = pytest.mark.skipif(not has_helm(), reason="`make checks` could not set up Helm's engine here")
 
 
@@ -73,7 +90,7 @@ def rendered(rendering: tuple[dict[str, Rendered], list[Any]]) -> dict[str, Rend
     return rendering[0]
 
 
-@pytest.fixture(params=sorted((set(EXAMPLES) | set(MORE)) - {"operator", "misspelt"}))
+@pytest.fixture(params=sorted((set(EXAMPLES) | set(MORE)) - WITHOUT_GATEWAY))
 def example(request: pytest.FixtureRequest, rendered: dict[str, Rendered]) -> Rendered:
     return rendered[request.param]
 
@@ -203,7 +220,7 @@ def test_the_ports_that_are_named_are_open(example: Rendered) -> None:
         config = example.configuration(f"-{role}")
         open_ports = {one["containerPort"] for one in container["ports"]}
         assert open_ports == {
-            value for key, value in config.items() if key.endswith("_port") and key != "admin_port"
+            value for key, value in config.items() if key.endswith("_port") and key != "admin_port" and value
         }, "all but the operators', which listens on loopback"
         named = {one["name"]: one["containerPort"] for one in container["ports"]}
         probed = {probe["httpGet"]["port"] for probe in _probes(container) if "httpGet" in probe}
@@ -213,6 +230,23 @@ def test_the_ports_that_are_named_are_open(example: Rendered) -> None:
         services = [one for one in example.documents if one["kind"] == "Service" and role in one["metadata"]["name"]]
         for port in [port for one in services for port in one["spec"]["ports"]]:
             assert port["port"] == named[port["targetPort"]], "a caller finds what the configuration says"
+
+
+@needs_helm
+@pytest.mark.parametrize("name", ["no metrics", "no metrics of a pool", "a pool alone"])
+def test_a_port_of_metrics_that_nobody_can_find_is_left_out(name: str, rendered: dict[str, Rendered]) -> None:
+    made = rendered[name]
+    assert (made.error, made.complaints) == ("", [])
+    services = {one["metadata"]["name"] for one in made.documents if one["kind"] == "Service"}
+    gateways = {
+        "no metrics": {"t-gateway"}, "no metrics of a pool": {"t-gateway", "t-gateway-metrics"}, "a pool alone": set(),
+    }  # fmt: skip
+    assert services == {"t-pool"} | gateways[name]
+    for part, pod in pods(made):
+        opened = {one["name"] for one in pod["spec"]["containers"][0]["ports"]}
+        policy = made.one("NetworkPolicy", part)["spec"]["ingress"]
+        assert {port["port"] for rule in policy for port in rule["ports"]} == opened, "what is let in is open"
+    assert made.one("ScaledObject" if name == "no metrics of a pool" else "HorizontalPodAutoscaler", "t-pool")
 
 
 def _probes(container: dict[str, Any]) -> list[dict[str, Any]]:

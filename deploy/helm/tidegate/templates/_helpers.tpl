@@ -61,11 +61,11 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.pool.config)) -}}
 {{- end -}}
 
-{{/* A port of a configuration that Services and probes have to name: (dict "config" … "part" "gateway" "key" "http_port") */}}
+{{/* A port of a configuration that somebody has to find: (dict "config" … "part" "gateway" "key" "http_port") */}}
 {{- define "tidegate.port" -}}
 {{- $port := int (get .config .key) -}}
 {{- if not $port -}}
-{{- fail (printf "%s.config.%s: 0 takes a free port, which no Service and no probe would find; name one" .part .key) -}}
+{{- fail (printf "%s.config.%s: 0 takes a free port, which no Service, no probe and no scaler would find; name one" .part .key) -}}
 {{- end -}}
 {{- $port -}}
 {{- end -}}
