@@ -128,8 +128,7 @@ class Deployment:
     def read(self) -> None:
         """Choose what to serve first. Blocks on the disk. Raises StartError, RepositoryError."""
         config = self._config
-        repository = Repository(config.model_repository)
-        entries = read_catalogue(repository, config.models, config.allowed_engines, or_none=self._may_come)
+        entries = self._read_statics()
         for entry in entries:
             config.steps.check(entry.manifest)
         self._statics = {entry.manifest.name: entry for entry in entries}
@@ -147,6 +146,18 @@ class Deployment:
             found = list(self._candidates(model))
             if (runner := self._first(model, found)) is not None:
                 self._chosen[model] = _BootChoice(runner, found)
+
+    def _read_statics(self) -> Sequence[CatalogueEntry]:
+        config = self._config
+        repository = Repository(config.model_repository)
+        try:
+            return read_catalogue(repository, config.models, config.allowed_engines, or_none=self._may_come)
+        except (StartError, RepositoryError) as error:
+            # A model that the configuration names, and that is not there, is for its author to mend.
+            if config.models is not None or self._store is None or not self._store.committed().models:
+                raise
+            log.error("no static model is served, only deployed ones", reason=str(error))
+            return ()
 
     @property
     def _may_come(self) -> bool:

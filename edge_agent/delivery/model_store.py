@@ -10,9 +10,10 @@ A generation holds all deployed models, so `current` is one pointer for all of t
 file is synced before it gets its name under `models/`, and a folder of links before it gets its own; so whatever has a
 name is whole. Files that no kept generation and no rollout refers to are collected.
 
-Whole it stays only as long as the medium keeps it. A name says nothing about that, so where a content does not verify
-its files are read back, and `discard_damaged` removes the damaged ones: the next rollout fetches them again. A
-committed content with damaged files counts as not held until it is committed again.
+Whole it stays only as long as the medium keeps it. A name says nothing about that, so files that a rollout finds here
+are read back before it relies on them, those of a committed content where it does not verify; `discard_damaged` removes
+the damaged ones, and they are fetched again. A committed content with damaged files counts as not held until it is
+committed again.
 
 Everything blocks on the disk and raises OSError.
 """
@@ -22,7 +23,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
@@ -31,6 +33,7 @@ import structlog
 from msgspec.structs import replace
 
 from tidegate.models.digest import sha256_of
+from tidegate.models.repository import RepositoryError
 from tidegate.models.trusted_digests import FILE_NAME, TrustedDigests
 from tidegate.rollout.plan import Artefact, ModelPlan
 from tidegate.storage.atomic_file import link_atomically, move_durably, sync_folder, write_atomically
@@ -147,20 +150,38 @@ class ModelStore:
         if root.is_dir():
             TrustedDigests(root).add(dict.fromkeys(deployed.files, "rolled out"))
 
-    def discard_damaged(self, content: str, files: Collection[str], others: Collection[str] = ()) -> bool:
+    def discard_damaged(
+        self,
+        content: str,
+        files: Collection[str],
+        others: Collection[str] = (),
+        *,
+        verified: Collection[str] = (),
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Remove what the disk has damaged of a content, so that it is fetched and staged anew; whether there was any.
 
         Reads every file. One that was removed leaves its links in other contents, which are found when those are read.
+        The trust list beside the version is the store's own, and one that cannot be relied on costs a new one.
 
         Args:
             files: the digests of its version's files; others: those of files that only its rollout needs.
+            verified: those of files under `models/` that are known to be right, and are not read again.
+            stopped: asked all the while; once it is true, the reading ends, and nothing is removed any more.
         """
-        damaged = sorted(one for one in {*files, *others} if _digest(self.path(one)) not in (one, None))
+        read = _ReadBack(stopped)
+        root = self.repository(content)
+        try:
+            for one in verified:
+                read.note(self.path(one), one)
+            damaged = sorted(one for one in {*files, *others} if read.digest(self.path(one)) not in (one, None))
+            found = {read.digest(file) for file in root.rglob("*") if file.is_file() and file.name != FILE_NAME}
+        except _Stopped:
+            return False
         for one in damaged:
             self.path(one).unlink()
-        root = self.repository(content)
-        found = {_digest(file) for file in root.rglob("*") if file.is_file() and file.name != FILE_NAME}
-        if not damaged and (found >= set(files) or not root.exists()):
+        is_right = found >= set(files) and _is_readable(TrustedDigests(root))
+        if not damaged and (is_right or not root.exists()):
             return False
         log.error("files of a model were damaged on the disk", content=content, files=damaged)
         self._damaged.add(content)
@@ -245,16 +266,56 @@ class ModelStore:
         return f"<ModelStore {self.root} at generation {self.committed().number}>"
 
 
-def _digest(path: Path) -> str | None:
-    """Of the bytes that the disk gives back: None where there is no file, "" where its medium cannot be read."""
+class _Stopped(Exception):
+    """The reading back was to end."""
+
+
+class _ReadBack:
+    """The digests of files, each read once: most files of a version are links to those under `models/`."""
+
+    def __init__(self, stopped: Callable[[], bool]) -> None:
+        self._stopped = stopped
+        self._digests: dict[tuple[int, int], str] = {}  # by device and inode
+
+    def note(self, path: Path, digest: str) -> None:
+        """Rely on a digest that somebody else has read back."""
+        with suppress(OSError):
+            self._digests[_inode(path)] = digest
+
+    def digest(self, path: Path) -> str | None:
+        """Of the bytes that the disk gives back: None where there is no file, "" where its medium cannot be read.
+
+        Raises _Stopped.
+        """
+        try:
+            inode = _inode(path)
+            if inode not in self._digests:
+                self._digests[inode] = sha256_of(path, on_bytes=self._go_on)
+            return self._digests[inode]
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            return ""
+
+    def _go_on(self, _: int) -> None:
+        if self._stopped():
+            raise _Stopped
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    about = path.stat()
+    return about.st_dev, about.st_ino
+
+
+def _is_readable(trusted: TrustedDigests) -> bool:
+    """Whether a trust list can be relied on: with one that cannot, a content never boots, whatever its files are."""
     try:
-        return sha256_of(path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return ""
+        trusted.entries()
+    except RepositoryError:
+        return False
+    return True
 
 
 def _remove(folder: Path, names: Collection[str]) -> None:

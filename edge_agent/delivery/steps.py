@@ -9,8 +9,11 @@ parked. A rollback is then one switch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import errno
+import threading
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from ssl import SSLContext
 from typing import Any, Final, TypeVar
 
@@ -38,6 +41,7 @@ from tidegate.runtime.process import StartError
 
 T = TypeVar("T")
 SOAK_TICK_S: Final = 0.5
+_DAMAGED: Final = "disk: files that were here already are damaged, and are fetched again"
 Advance = Callable[[RolloutEvent, str], Awaitable[Rollout]]
 Live = Callable[[], Rollout]
 
@@ -85,6 +89,7 @@ class RolloutSteps:
         self._recheck_s = recheck_s
         self._patience: DownloadBudget | None = None
         self._fetcher: ArtefactFetcher | None = None
+        self._verified: set[str] = set()  # digests of files that this rollout has fetched or read back
         self._new: Runner | None = None
         self._old: Runner | None = None
         self._must_park = False  # the memory is too little for both
@@ -148,6 +153,7 @@ class RolloutSteps:
     async def _fetch(self, rollout: Rollout, live: Live) -> None:
         plan, servers = rollout.plan, self._servers_of(rollout)
         self._patience = DownloadBudget(plan.net, plan.max_bytes, len(servers), rollout.fetched_bytes)
+        missing = {artefact.sha256 for artefact in plan.artefacts if not self._store.has(artefact)}
         async with session(tls=self._tls() if self._tls else None) as http:
             self._fetcher = ArtefactFetcher(
                 http,
@@ -157,12 +163,26 @@ class RolloutSteps:
                 on_progress=self._on_change,
             )
             await self._fetcher.fetch(plan, servers, self._patience)
+        self._verified |= missing
+        await self._check_the_rest(plan)
         try:
             await verify(rollout.model, plan, self._store, self._allowed)
-        except WorkFailed as error:
-            if await self._discard_damaged(plan):  # files of an earlier rollout: what was fetched now is right
-                raise WorkDeferred("disk: files that were here already are damaged, and are fetched again") from error
+        except (WorkFailed, OSError) as error:
+            may_be_damage = isinstance(error, WorkFailed) or error.errno == errno.EIO
+            if may_be_damage and await self._discard_damaged(plan):  # it was damaged since, or is read only at times
+                raise WorkDeferred(_DAMAGED) from error
             raise
+
+    async def _check_the_rest(self, plan: ModelPlan) -> None:
+        """Read back the files that were here before, and what is staged of them.
+
+        Now, and not where they are loaded: from there a rollout can only end. Those that it has read back once count as
+        right until it ends: a device that is at times too hot to load would be kept hot by reading them again.
+        """
+        damaged = await self._discard_damaged(plan, self._verified)
+        self._verified = {artefact.sha256 for artefact in plan.artefacts if self._store.has(artefact)}
+        if damaged and not self._store.is_complete(plan):  # else only what was staged, which is staged anew
+            raise WorkDeferred(_DAMAGED)
 
     async def _stage(self, rollout: Rollout) -> None:
         await blocking(self._store.stage, rollout.model, rollout.plan)
@@ -190,11 +210,13 @@ class RolloutSteps:
     def _has_old(self, rollout: Rollout) -> bool:
         return self._serving.routed(rollout.model) is not None
 
-    async def _discard_damaged(self, plan: ModelPlan) -> bool:
+    async def _discard_damaged(self, plan: ModelPlan, verified: Collection[str] = ()) -> bool:
         """Remove what the disk has damaged of the files, so that the next try fetches it; whether there was any."""
         files = [file.sha256 for file in plan.files]
         others = [artefact.sha256 for artefact in plan.artefacts if artefact.sha256 not in files]
-        return await blocking(self._store.discard_damaged, plan.content, files, others)
+        stop = threading.Event()  # a card reads a large file for minutes, and a rollout may end in between
+        discard = partial(self._store.discard_damaged, verified=frozenset(verified), stopped=stop.is_set)
+        return await blocking(discard, plan.content, files, others, on_cancel=stop.set)
 
     def _servers_of(self, rollout: Rollout) -> tuple[str, ...]:
         return self._servers or rollout.urls
@@ -254,7 +276,6 @@ class RolloutSteps:
             await clock.sleep(SOAK_TICK_S)
         committed = self._store.committed()
         await blocking(self._store.commit, committed.with_model(rollout.model, rollout.plan, rollout.generation))
-        self._store.healed(rollout.content)
 
     async def _roll_back(self, rollout: Rollout) -> None:
         new, old, self.trial = self._new, self._old, None
@@ -293,6 +314,9 @@ class RolloutSteps:
         new, old, parked = self._new, self._old, self._parked
         self.trial = self._new = self._old = self._patience = self._fetcher = None
         self._parked = self._must_park = False
+        self._verified = set()
+        if rollout.state is S.COMMITTED:  # here, since a soak that is ended while it commits is committed all the same
+            self._store.healed(rollout.content)
         if rollout.state is S.COMMITTED and new is not None:
             self._serving.route(new)
             self._times.pop(rollout.model, None)
@@ -326,11 +350,16 @@ def _not_now(why: str) -> None:
         raise WorkDeferred(why)
 
 
-async def blocking(function: Callable[..., T], *arguments: Any) -> T:
-    """Run blocking disk work in a thread; a cancellation waits for its end, so that its outcome is always known."""
+async def blocking(function: Callable[..., T], *arguments: Any, on_cancel: Callable[[], None] = lambda: None) -> T:
+    """Run blocking disk work in a thread; a cancellation waits for its end, so that its outcome is always known.
+
+    Args:
+        on_cancel: has the work end soon.
+    """
     work = asyncio.create_task(asyncio.to_thread(function, *arguments), name="disk work of the deployer")
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
+        on_cancel()
         await asyncio.wait((work,))
         raise

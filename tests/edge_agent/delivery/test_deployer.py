@@ -9,7 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from edge_agent.core.edge_queue import EdgeQueue
+from edge_agent.core.rollout_machine import Rollout
 from edge_agent.delivery.deployer import Deployer
 from edge_agent.delivery.documents import TrustedDocuments
 from edge_agent.delivery.journal import DeploymentJournal
@@ -46,9 +49,8 @@ def no_runner(*_: Any) -> Any:
 
 
 @asynccontextmanager
-async def on_a_paid_link(folder: Path) -> AsyncIterator[Deployer]:
+async def steps_on_a_paid_link(store: ModelStore) -> AsyncIterator[tuple[RolloutSteps, RunnerSet]]:
     asyncio.get_running_loop().set_default_executor(AtOnce())
-    store = ModelStore(folder / "rollout")
     async with EdgeScheduler(EdgeQueue(max_size=1)) as scheduler:
         host = EdgeHost("kiosk-1", [], scheduler, epoch=lambda: 1)
         async with RunnerSet(host, no_runner) as serving:
@@ -62,11 +64,18 @@ async def on_a_paid_link(folder: Path) -> AsyncIterator[Deployer]:
                 draw=lambda: 0.5,
                 on_change=lambda: None,
             )
-            keys = read_allowed(AUTHOR.trust_file(folder / "trusted"), what="keys")
-            documents = TrustedDocuments(store.root, scopes=(SCOPE,), pinned=keys)
-            journal = DeploymentJournal(store.root / "journal.json")
-            async with Deployer(store, journal, documents, works, routed=serving.routed) as deployer:
-                yield deployer
+            yield works, serving
+
+
+@asynccontextmanager
+async def on_a_paid_link(folder: Path) -> AsyncIterator[Deployer]:
+    store = ModelStore(folder / "rollout")
+    async with steps_on_a_paid_link(store) as (works, serving):
+        keys = read_allowed(AUTHOR.trust_file(folder / "trusted"), what="keys")
+        documents = TrustedDocuments(store.root, scopes=(SCOPE,), pinned=keys)
+        journal = DeploymentJournal(store.root / "journal.json")
+        async with Deployer(store, journal, documents, works, routed=serving.routed) as deployer:
+            yield deployer
 
 
 @on_virtual_time
@@ -82,3 +91,22 @@ async def test_a_rollout_that_waits_is_given_up_at_its_deadline_and_not_before(t
         assert 7190.0 <= clock.now() - began_at <= 7220.0
         (found,) = deployer.rollouts.models
         assert found.reason.startswith("timeout: deferred took longer than it may, last: metered")
+
+
+@on_virtual_time
+async def test_a_content_that_was_committed_while_its_soak_ended_otherwise_counts_as_healed(tmp_path: Path) -> None:
+    store, one = ModelStore(tmp_path / "rollout"), made("2")
+    store.prepare()
+    content, files = one.plan().content, [file.sha256 for file in one.files]
+    for file in files:
+        store.path(file).write_bytes(b"rot")
+    assert store.discard_damaged(content, files)
+    for file in files:
+        store.path(file).write_bytes(one.contents[file])
+    store.stage("double", one.plan())
+    rollout = Rollout("double", one.plan(), SCOPE, revision=1, generation=1, previous=0, state=RolloutState.ROLLED_BACK)
+    async with steps_on_a_paid_link(store) as (works, _):
+        await works.settle(rollout)
+        assert not store.holds(content)
+        await works.settle(replace(rollout, state=RolloutState.COMMITTED))
+        assert store.holds(content)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,12 +12,15 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from edge_agent.core.rollout_machine import S
+from edge_agent.delivery import model_store
 from edge_agent.delivery.journal import DeploymentJournal
 from edge_agent.delivery.model_store import Generation, ModelStore
 from edge_agent.delivery.partial_file import BadChunk, PartialFile
 from tests.edge_agent.core.test_rollout_machine import ROLLOUT
 from tests.support.edge.rollouts import Made, made
 from tests.support.models.artefacts import artefact_of
+from tidegate.models.digest import sha256_of
+from tidegate.models.trusted_digests import TrustedDigests
 from tidegate.rollout.plan import Artefact
 
 CONTENT = bytes(range(256)) * 100
@@ -139,6 +144,58 @@ def test_what_the_disk_has_damaged_is_removed_and_what_is_right_stays(store: Mod
     (store.repository(content) / "double" / "2" / "int8.onnx").unlink()
     assert store.discard_damaged(content, files)
     assert store.is_complete(one.plan())  # only the folder was damaged
+
+
+def test_a_damaged_trust_list_costs_the_folder_and_no_file(store: ModelStore) -> None:
+    one = made("2")
+    bring(store, one, 1)
+    files, content = [file.sha256 for file in one.files], one.plan().content
+    trusted = TrustedDigests(store.repository(content))
+    trusted.path.write_bytes(trusted.path.read_bytes().replace(b"sha256:", b"sha2\x1156:"))
+    assert store.discard_damaged(content, files)
+    assert not store.holds(content)
+    assert store.is_complete(one.plan())
+    store.stage("double", one.plan())
+    assert set(trusted.entries()) == set(files)
+
+
+def test_a_file_is_read_back_once_and_not_at_all_where_it_is_known_to_be_right(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def recorded(path: Path, **keys: Any) -> str:
+        read.append(path.name)
+        return sha256_of(path, **keys)
+
+    monkeypatch.setattr(model_store, "sha256_of", recorded)
+    one = made("2")
+    bring(store, one, 1)
+    files, content = [file.sha256 for file in one.files], one.plan().content
+    assert not store.discard_damaged(content, files)
+    assert sorted(read) == sorted(files)  # and not their links, too
+    read.clear()
+    assert not store.discard_damaged(content, files, verified=files[:1])
+    assert read == files[1:]
+
+
+def test_a_medium_that_cannot_be_read_counts_as_damage_and_a_check_that_is_stopped_removes_nothing(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made("2")
+    bring(store, one, 1)
+    files, content = [file.sha256 for file in one.files], one.plan().content
+
+    def unreadable(path: Path, **keys: Any) -> str:
+        if path.name == files[0]:
+            raise OSError(errno.EIO, "Input/output error")
+        return sha256_of(path, **keys)
+
+    monkeypatch.setattr(model_store, "sha256_of", unreadable)
+    assert not store.discard_damaged(content, files, stopped=lambda: True)
+    assert store.is_complete(one.plan()) and store.holds(content)
+    assert store.discard_damaged(content, files)
+    assert [store.has(file) for file in one.files] == [False, True]
 
 
 def test_the_journal_comes_back_and_remembers_what_is_not_tried_again(tmp_path: Path) -> None:

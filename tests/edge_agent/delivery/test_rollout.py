@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.support.edge.rollout_edge import AUTHOR, SCOPE, STRANGER, answer, ask
 from tests.support.edge.rollouts import ArtefactServer, eventually, made
 from tidegate.fleet.reported import RolloutState
 from tidegate.rollout.plan import Net
+from tidegate.runtime.process import StartError
 from tidegate.types import Datatype
 
 pytestmark = pytest.mark.slow
@@ -167,6 +169,21 @@ async def test_a_failed_content_stays_failed_over_a_restart_and_is_tried_again_u
         assert (found.state, found.running) == (RolloutState.ROLLED_BACK, "1")
         ask(app, server, 2, one, probe=one.probe(atol=10.0))
         assert (await settled(app, 2)).state is RolloutState.COMMITTED
+
+
+async def test_static_models_that_are_all_wrong_keep_no_deployed_one_away(folder: Path, server: ArtefactServer) -> None:
+    async with edge(folder, models=None) as app:
+        ask(app, server, 1, made("2", factor=5.0))
+        await settled(app, 1)
+    for artefact in (folder / "models").rglob("int8.onnx"):
+        artefact.write_bytes(artefact.read_bytes()[:-1])
+    async with edge(folder, models=None) as app:
+        assert await answer(app) == ("2", 15.0)
+        assert [runner.manifest.name for runner in app.deployment.serving.runners] == ["double"]
+    shutil.rmtree(folder / "state")
+    with pytest.raises(StartError, match=r"(?s)no model of .* could be read"):
+        async with edge(folder, models=None):
+            pass
 
 
 async def test_a_groups_document_is_gone_by_until_the_devices_own_says_otherwise(

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,16 +18,20 @@ from msgspec.structs import replace
 
 from edge_agent.app import EdgeApp
 from edge_agent.core.rollout_machine import Rollout
-from edge_agent.delivery import deployer, preconditions, steps
+from edge_agent.delivery import deployer, model_store, preconditions, steps
 from edge_agent.delivery.deployment import Deployment
 from edge_agent.delivery.journal import DeploymentJournal
 from edge_agent.delivery.model_store import ModelStore
+from edge_agent.delivery.verifying import verify
 from tests.support.edge.rollout_edge import AUTHOR, SCOPE, answer, ask, edge, report, settled
 from tests.support.edge.rollouts import ArtefactServer, Author, eventually, made
+from tidegate import clock
 from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.reported import RolloutState
+from tidegate.models.digest import sha256_of
 from tidegate.models.repository import RepositoryError
-from tidegate.rollout.plan import Soak
+from tidegate.models.trusted_digests import TrustedDigests
+from tidegate.rollout.plan import ModelPlan, Soak
 from tidegate.rollout.signing import public_text
 
 pytestmark = pytest.mark.slow
@@ -291,13 +296,118 @@ async def test_files_of_an_earlier_rollout_that_rotted_are_fetched_again(
             rotten.write(b"rotten")
         ask(app, server, 3, one)
         found = await settled(app, 3)
-        if at:  # found where it is loaded, after which a rollout ends
-            assert (found.state, found.running) == (RolloutState.ROLLED_BACK, "3")
-            assert "has sha256" in found.reason
-            ask(app, server, 4, one)
-            found = await settled(app, 4)
         assert (found.state, found.fetched_bytes) == (RolloutState.COMMITTED, one.files[1].size_bytes)
         assert await answer(app) == ("2", 15.0)
+
+
+async def test_what_rots_while_a_rollout_waits_is_fetched_again_after_a_restart(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made("2", factor=5.0, padding_bytes=50_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(preconditions, "free_memory_bytes", lambda: 1000)
+        async with edge(folder) as app:
+            ask(app, server, 1, one, probe=one.probe(atol=1e-3), ram_bytes=10_000)
+            await eventually(in_state(app, RolloutState.DEFERRED, "ram: "), say=lambda: report(app))
+    sent_bytes = server.sent_bytes
+    with ModelStore(folder / "state" / "rollout").path(one.files[1].sha256).open("r+b") as rotten:
+        rotten.seek(20_000)  # among its unused weights
+        rotten.write(b"rot")
+    async with edge(folder) as app:
+        assert (await settled(app, 1)).state is RolloutState.COMMITTED
+        assert server.sent_bytes - sent_bytes == one.files[1].size_bytes
+        assert await answer(app) == ("2", 15.0)
+
+
+async def test_what_a_rollout_has_fetched_itself_is_not_read_back_again_however_often_it_waits(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+
+    def recorded(path: Path, **keys: Any) -> str:
+        read.append(path.name)
+        return sha256_of(path, **keys)
+
+    monkeypatch.setattr(model_store, "sha256_of", recorded)
+    async with edge(folder) as app:
+        with monkeypatch.context() as patch:
+            patch.setattr(preconditions, "free_memory_bytes", lambda: 1000)
+            ask(app, server, 1, made("2", factor=5.0), ram_bytes=10_000)
+            await eventually(in_state(app, RolloutState.DEFERRED, "ram: "), say=lambda: report(app))
+        assert (await settled(app, 1)).state is RolloutState.COMMITTED
+    assert read == []
+
+
+async def test_a_file_that_cannot_be_read_where_it_is_verified_is_fetched_again(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, failed = made("2", factor=5.0), list[str]()
+    (manifest,) = (file for file in one.files if file.path == "model.yaml")
+
+    async def verified(model: str, plan: ModelPlan, store: ModelStore, *rest: Any) -> None:
+        if not failed:
+            failed.append(model)
+            store.path(manifest.sha256).write_bytes(b"rot")
+            raise OSError(errno.EIO, "Input/output error")
+        await verify(model, plan, store, *rest)
+
+    monkeypatch.setattr(steps, "verify", verified)
+    async with edge(folder) as app:
+        ask(app, server, 1, one)
+        found = await settled(app, 1)
+        assert (found.state, found.reason) == (RolloutState.COMMITTED, "")
+        assert found.fetched_bytes == one.plan().size_bytes + manifest.size_bytes
+
+
+async def test_a_rollout_that_is_superseded_does_not_wait_until_large_files_are_read_back(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, pause = threading.Event(), threading.Event()
+
+    def slow(path: Path, *, on_bytes: Callable[[int], None]) -> str:
+        reading.set()
+        for _ in range(3000):
+            pause.wait(0.01)
+            on_bytes(1)
+        raise AssertionError("it was not stopped")
+
+    async with edge(folder) as app:
+        one, other = made("2", factor=5.0), made("3", factor=7.0)
+        for revision, model in enumerate((one, other), start=1):
+            ask(app, server, revision, model)
+            await settled(app, revision)
+        with monkeypatch.context() as patch:
+            patch.setattr(model_store, "sha256_of", slow)
+            ask(app, server, 3, one)
+            await eventually(reading.is_set)
+            began_at = clock.now()
+            ask(app, server, 4, other)
+            await settled(app, 4)
+        assert clock.now() - began_at < 15.0
+
+
+async def test_a_committed_model_whose_trust_list_is_damaged_is_staged_anew_and_nothing_is_fetched(
+    folder: Path, server: ArtefactServer
+) -> None:
+    async with edge(folder) as app:
+        ask(app, server, 1, made("2", factor=5.0))
+        await settled(app, 1)
+        ask(app, server, 2, made("3", factor=7.0))
+        await settled(app, 2)
+    (version,) = (folder / "state" / "rollout" / "versions").glob("*/double/3")
+    trusted = TrustedDigests(version.parent.parent)
+    trusted.path.write_bytes(bytes(range(256)))
+    sent_bytes = server.sent_bytes
+
+    def runs(version: str) -> bool:
+        runner = app.host.routed("double")
+        return runner is not None and runner.manifest.version == version
+
+    async with edge(folder) as app:
+        await eventually(lambda: runs("3"), say=lambda: report(app))
+        found = await settled(app, 2)
+        assert (found.state, server.sent_bytes) == (RolloutState.COMMITTED, sent_bytes)
+        assert len(trusted.entries()) == 2
 
 
 async def test_a_device_without_any_model_starts_and_gets_its_first_one(folder: Path, server: ArtefactServer) -> None:
