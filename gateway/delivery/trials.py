@@ -29,7 +29,6 @@ from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, Traf
 from gateway.core.versions.version_figures import Agreement, AgreementCounts, FigureCounts, VersionFigures
 from gateway.core.versions.version_shares import VersionTargets
 from gateway.default_versions import DefaultVersions
-from gateway.delivery.uninterrupted import uninterrupted
 from gateway.layers.stack import Service
 from tidegate import clock
 from tidegate.arrays import tensor_to_array
@@ -132,9 +131,6 @@ class Trials:
             InvalidSplit: the two versions cannot replace each other, or no target serves the standing one.
             ModelNotFound: no such model is known.
         """
-        await uninterrupted(self._begin(model, wanted))
-
-    async def _begin(self, model: str, wanted: SplitRequest) -> None:
         async with self._changing:
             split = self._split(model, wanted)
             before = self.splits.split.get(model)
@@ -145,9 +141,6 @@ class Trials:
 
     async def promote(self, model: str) -> None:
         """Make the candidate the preferred version. Raises InvalidSplit: there is none, or no target serves it."""
-        await uninterrupted(self._promote(model))
-
-    async def _promote(self, model: str) -> None:
         async with self._changing:
             candidate = self.splits.of(model).candidate
             served = self._served(model)
@@ -162,9 +155,6 @@ class Trials:
 
     async def call_back(self, model: str) -> None:
         """End the trial; requests get what they got before it. Raises InvalidSplit: nothing is on trial."""
-        await uninterrupted(self._call_back(model))
-
-    async def _call_back(self, model: str) -> None:
         async with self._changing:
             await self._store(self.splits.after_return(model))
         log.info("the trial is over, and the standing version stays", model=model)

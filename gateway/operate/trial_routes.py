@@ -12,7 +12,7 @@ POST   /v1/versions/MODEL/return   the trial ends; the standing version answers 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -20,6 +20,7 @@ from aiohttp import web
 
 from gateway.core.versions.traffic_split import InvalidSplit
 from gateway.delivery.trials import SplitRequest, Trials
+from gateway.delivery.uninterrupted import uninterrupted
 from gateway.operate.trial_report import trial_report
 from tidegate import clock
 from tidegate.models.manifest import Manifest
@@ -38,16 +39,16 @@ def trial_routes(trials: Trials) -> list[web.RouteDef]:
         if len(raw) > _MAX_BODY_BYTES:
             raise web.HTTPRequestEntityTooLarge(_MAX_BODY_BYTES, len(raw))
         try:
-            await trials.begin(model, msgspec.json.decode(raw, type=SplitRequest))
+            await uninterrupted(trials.begin(model, msgspec.json.decode(raw, type=SplitRequest)))
         except (msgspec.MsgspecError, UnicodeDecodeError, InvalidSplit, ModelNotFound) as error:
             raise web.HTTPUnprocessableEntity(text=str(error)) from error
         return web.json_response(model_versions(trials, model))
 
-    def end(step: Callable[[str], Awaitable[None]]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    def end(step: Callable[[str], Coroutine[Any, Any, None]]) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def ended(request: web.Request) -> web.Response:
             model = request.match_info["model"]
             try:
-                await step(model)
+                await uninterrupted(step(model))
             except InvalidSplit as error:
                 raise web.HTTPConflict(text=str(error)) from error
             return web.json_response(model_versions(trials, model))

@@ -21,6 +21,7 @@ from gateway.core.versions.traffic_split import InvalidSplit, TrafficSplit, Traf
 from gateway.default_versions import DefaultVersions
 from gateway.delivery import trials as trials_module
 from gateway.delivery.trials import COMPARED_AT_ONCE, MAX_FILE_BYTES, SplitRequest, Trials, compare_outputs
+from gateway.delivery.uninterrupted import uninterrupted
 from gateway.layers.versions import FIRST_FLIGHT, versions
 from gateway.operate.trial_report import trial_families, trial_rows
 from gateway.operate.trial_routes import trial_routes
@@ -327,7 +328,7 @@ async def test_an_order_whose_sender_leaves_while_it_is_written_holds_whole_and_
     async with trials(file) as subject:
         await subject.begin("double", SplitRequest("2", "1", share=0.1))
         monkeypatch.setattr(trials_module, "_write", slowly)
-        promoting = asyncio.create_task(subject.promote("double"))
+        promoting = asyncio.create_task(uninterrupted(subject.promote("double")))
         assert await asyncio.to_thread(writing.wait, 10.0)
         promoting.cancel()
         again = asyncio.create_task(subject.begin("double", SplitRequest("1", "2", share=0.2)))
