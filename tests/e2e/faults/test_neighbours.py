@@ -90,6 +90,10 @@ class Device:
         """The neighbours, with why each cannot be asked."""
         return {one["neighbour"]: one["why_not"] for one in self.state()["help"]}
 
+    def models_of(self, neighbour: str) -> list[str]:
+        """What a neighbour has, as far as it is known here."""
+        return [model for one in self.state()["help"] if one["neighbour"] == neighbour for model in one["models"]]
+
 
 class Site(NamedTuple):
     one: Device
@@ -129,6 +133,8 @@ def _wait_until_they_ask(site: Site) -> None:
     eventually(lambda: not site.one.helped_by().get("edge/kiosk-2", "none"), 60.0, f"kiosk-1 can ask\n{logs()}")
     eventually(lambda: not any(site.two.helped_by().values()), 60.0, f"kiosk-2 can ask\n{logs()}")
     eventually(lambda: len(site.two.helped_by()) == 2, 60.0, "kiosk-2 knows both")
+    # A device that starts again answers its neighbours before all of its models are warm, and tells of each with its load.
+    eventually(lambda: "slow" in site.one.models_of("edge/kiosk-2"), 60.0, "kiosk-1 knows what kiosk-2 has")
 
 
 def _keys(folder: Path, broker: str) -> Iterator[tuple[str, dict[str, Any]]]:

