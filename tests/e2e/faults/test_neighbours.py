@@ -133,7 +133,7 @@ def _wait_until_they_ask(site: Site) -> None:
     eventually(lambda: not site.one.helped_by().get("edge/kiosk-2", "none"), 60.0, f"kiosk-1 can ask\n{logs()}")
     eventually(lambda: not any(site.two.helped_by().values()), 60.0, f"kiosk-2 can ask\n{logs()}")
     eventually(lambda: len(site.two.helped_by()) == 2, 60.0, "kiosk-2 knows both")
-    # A device that starts again answers its neighbours before all of its models are warm, and tells of each with its load.
+    # A device that starts again answers before all of its models are warm, and tells of each with its load.
     eventually(lambda: "slow" in site.one.models_of("edge/kiosk-2"), 60.0, "kiosk-1 knows what kiosk-2 has")
 
 
