@@ -44,6 +44,7 @@ class PretendedResident:
     loadables: Sequence[PoolLoadable]
     fails: bool = False
     in_memory: bool = False
+    entering: asyncio.Event = field(default_factory=asyncio.Event)
     generates: bool = False
     held_bytes: float = 0.0
     steps: None = None
@@ -58,6 +59,7 @@ class PretendedResident:
         return self.manifest.name
 
     async def enter(self) -> None:
+        self.entering.set()
         await clock.sleep(LOAD_S)
         if self.fails:
             raise StartError(f"{self.name} is broken")
@@ -74,6 +76,7 @@ class PoolOfPretended:
         self.versions: dict[str, str] = {}
         self.broken: set[tuple[str, str]] = set()
         self.pinned: set[str] = set()
+        self.entering = asyncio.Event()  # set when a load begins: files are read in a thread before
         self.residents = Residents()
         self.sequences = SequenceStates()
         self.models = ModelTable[Any]("pool/p")
@@ -91,7 +94,7 @@ class PoolOfPretended:
     def resident(self, loadables: Sequence[PoolLoadable]) -> Resident:
         manifest = loadables[0].manifest
         fails = (manifest.name, manifest.version) in self.broken
-        return cast(Resident, PretendedResident(loadables, fails=fails))
+        return cast(Resident, PretendedResident(loadables, fails=fails, entering=self.entering))
 
     def model(self, loadables: Sequence[PoolLoadable], workers: Any, *_: object, **__: object) -> PoolModel:
         scheduler = PoolScheduler()
@@ -162,7 +165,9 @@ async def test_a_version_for_which_there_is_no_room_takes_over_from_none() -> No
 @on_virtual_time
 async def test_a_load_that_is_cancelled_leaves_the_version_that_serves() -> None:
     async with pool_of_one() as pool:
+        pool.entering.clear()
         load = asyncio.create_task(pool.load("b", "2"))
+        await pool.entering.wait()
         await clock.sleep(LOAD_S / 2)
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
