@@ -64,6 +64,11 @@ class TargetSpec:
     def lies_in(self) -> Zone:
         return self.zone or _USUAL_ZONE[self.tier]
 
+    @property
+    def has_bounds_of_its_own(self) -> bool:
+        """Whether it may rightly call invalid what was checked here, as a foreign server, or a site that has one."""
+        return self.foreign or self.tier == "site"
+
 
 @dataclass(slots=True)
 class TargetView:

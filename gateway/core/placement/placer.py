@@ -264,8 +264,8 @@ class Placer:
                 judged=judged,
             )
         # A sequence lives where it was begun: what its steps cost there was decided then.
-        is_dear = self.cloud_budget is not None and self.fleet.scarcity > 1.0 and not ask.home
-        if is_dear and self.cloud_budget is not None and _is_not_worth_it(chosen, judged):
+        is_dear = self.fleet.scarcity > 1.0 and not ask.home
+        if self.cloud_budget is not None and is_dear and _is_not_worth_it(chosen, judged):
             return Decision(
                 at=now,
                 ask=ask,

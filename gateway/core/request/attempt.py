@@ -297,12 +297,9 @@ class AttemptTelemetry:
             self._toll.failed(now)
 
     def contradicted(self, now: float, draw: float) -> None:
-        """Note that another target answered the request that this one had called invalid: a wrong answer, after all.
-
-        A foreign server, or a site with some, is only less able: it takes less than a model may.
-        """
+        """Note that another target answered the request that this one had called invalid: a wrong answer, after all."""
         target = self.candidate.offered.target
-        if target.spec.foreign or target.spec.tier == "site":
+        if target.spec.has_bounds_of_its_own:
             return
         self._breaker.disputed(now, draw)
         target.degradation.ended(failed=True, now=now)

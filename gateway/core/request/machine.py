@@ -376,14 +376,15 @@ class RequestMachine:
 
         What was sent had been checked here, so a target that calls it invalid may be what is wrong: it holds other
         files than it says, and would draw more and more requests, since a refusal is fast. One other is asked then;
-        two are believed. A foreign server, and a site, which may have such servers, know other bounds than ours.
+        two are believed, and so is one that has bounds of its own.
         """
         errors = [error for _, error in self._errors]
         final = [error for error in errors if not _another_may_do_better(error)]
         if not final:
             return True
-        spec = self._launched[attempt].target.spec
-        return final == errors[-1:] and type(final[0]) is InvalidRequest and not (spec.foreign or spec.tier == "site")
+        if final != errors[-1:] or type(final[0]) is not InvalidRequest:
+            return False
+        return not self._launched[attempt].target.spec.has_bounds_of_its_own
 
     def timer(self, now: float) -> list[Action]:
         """The instant of the latest WakeAt has come."""
