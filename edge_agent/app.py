@@ -27,7 +27,7 @@ from edge_agent.config import EdgeConfig
 from edge_agent.configuration.boot import BootConfiguration
 from edge_agent.configuration.running_parts import AnswerCounts, RunningParts, changed_by_others
 from edge_agent.configuration.service import ConfigurationService
-from edge_agent.core.device_conditions import Endurance
+from edge_agent.core.device_conditions import Endurance, absent_in_words
 from edge_agent.core.edge_queue import EdgeQueue
 from edge_agent.core.help.help_choice import HelpLimits
 from edge_agent.core.help.neighbour_addresses import neighbour_addresses, neighbours_by_mqtt
@@ -194,6 +194,11 @@ class EdgeApp:
         assert self._deployment is not None, "enter the app first"
         return self._deployment
 
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Why each model is not served that is to be."""
+        return self.deployment.absent if self._control is None else self._control.failed
+
     async def __aenter__(self) -> Self:
         async with self._stack:
             await self._start()
@@ -259,6 +264,7 @@ class EdgeApp:
         await self._open_servers()
         await self._stack.enter_async_context(models)
         await models.enter(self._host)
+        self._host.models.why_absent = lambda name: self.absent.get(name, "")
         await models.start(self._on_progress)
         if self._boot_configuration is not None:
             self._configuration = self._configured(self._boot_configuration)
@@ -266,6 +272,7 @@ class EdgeApp:
         if self._configuration is not None:
             await self._stack.enter_async_context(self._configuration)
         if self._control is not None:
+            self._control.failed_before(models.absent)
             self._stack.callback(self._token.withdraw)
             publish_token(self._token, self.addresses["grpc"], config.operator_token_file)
             await self._stack.enter_async_context(self._control)
@@ -426,6 +433,7 @@ class EdgeApp:
             "links": links,
             "workers": workers,
             "disk": self._disk_trouble(),
+            "absent": dict(self.absent),
             "name_taken": self._dispute.told(now),
             "loop_stalled": self._loop_lag.cost.evidence,
             "configuration": None if self._configuration is None else to_builtins(self._configuration.report),
@@ -548,6 +556,7 @@ class EdgeApp:
             kept=self.offline.backlog,
             unwritable=bool(self._disk_trouble()),
             held_up_s=round(self._loop_lag.cost.held_up_s, 1),
+            absent=absent_in_words(self.absent),
         )
         conditions = self._memory.told(own)
         return AgentState(

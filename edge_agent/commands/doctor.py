@@ -28,7 +28,7 @@ from edge_agent.core import diagnosis
 from edge_agent.core.acl_check import AclCheck
 from edge_agent.core.diagnosis import DoctorFinding
 from edge_agent.fleet.dialling import configured_gateways
-from edge_agent.serving.catalogue import read_catalogue
+from edge_agent.serving.catalogue import CatalogueEntry, read_catalogue
 from tidegate import clock
 from tidegate.engines.errors import EngineError
 from tidegate.engines.onnx_providers import DEVICES, candidates
@@ -69,6 +69,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
         *_ports(config, (agent or {}).get("addresses")),
         certificate,
         *_workers(agent),
+        *diagnosis.absent(_absent(agent)),
         *diagnosis.name_taken(str((agent or {}).get("name_taken") or "")),
         *await asyncio.to_thread(_settings, config),
         *diagnosis.event_loop(str((agent or {}).get("loop_stalled") or "")),
@@ -164,18 +165,37 @@ def _disk(folder: Path) -> DoctorFinding:
 
 def _models(config: EdgeConfig) -> list[DoctorFinding]:
     """Whether all are whole, by their digests, and fit into memory."""
+    advice = "copy the model again, or `tidegate model build`"
     try:
-        entries = read_catalogue(Repository(config.model_repository), config.models, config.allowed_engines)
-        for entry in entries:
-            config.steps.check(entry.manifest)
+        found = read_catalogue(Repository(config.model_repository), config.models, config.allowed_engines)
     except (StartError, RepositoryError) as error:
-        return [DoctorFinding("models", "failure", str(error), "copy the model again, or `tidegate model build`")]
-    names = ", ".join(f"{one.manifest.name}:{one.manifest.version}" for one in entries)
-    sizes = [sum(loadable.artefact.stat().st_size for loadable in one.loadables) for one in entries]
-    return [
-        DoctorFinding("models", "ok", f"whole by their digests: {names}"),
-        diagnosis.memory(_available_bytes(), sizes),
+        return [DoctorFinding("models", "failure", str(error), advice)]
+    problems, right = dict(found.problems), list[CatalogueEntry]()
+    for entry in found.entries:
+        try:
+            config.steps.check(entry.manifest)
+            right.append(entry)
+        except StartError as error:
+            problems[entry.manifest.name] = str(error)
+    findings = []
+    if right:
+        names = ", ".join(f"{one.manifest.name}:{one.manifest.version}" for one in right)
+        findings.append(DoctorFinding("models", "ok", f"whole by their digests: {names}"))
+    rest = "; the others are served without it" if right else ""
+    findings += [
+        DoctorFinding("models", "failure", f"{name}: {reason}{rest}", advice)
+        for name, reason in sorted(problems.items())
     ]
+    if right:
+        sizes = [sum(loadable.artefact.stat().st_size for loadable in one.loadables) for one in right]
+        findings.append(diagnosis.memory(_available_bytes(), sizes))
+    return findings
+
+
+def _absent(agent: dict[str, Any] | None) -> dict[str, str]:
+    """Why the running agent does not serve models that it is to serve."""
+    told = (agent or {}).get("absent")
+    return {str(name): str(reason) for name, reason in told.items()} if isinstance(told, dict) else {}
 
 
 def _available_bytes() -> int:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from statistics import fmean
 from typing import Final
 
-from tidegate.fleet.conditions import DeviceConditions
+from tidegate.fleet.conditions import ABSENT_CHARS, MOST_ABSENT, DeviceConditions
 
 Attributes = Mapping[str, str]  # file name → text, of one folder of sysfs
 
@@ -94,13 +94,19 @@ class Endurance:
         return f"<Endurance {'too hot' if self._too_hot else 'goes on'}>"
 
 
+def absent_in_words(reasons: Mapping[str, str]) -> tuple[str, ...]:
+    """What a heartbeat says of models that are to be served here and cannot be: as much as it has room for."""
+    told = [f"{model}: {' '.join(reason.split())}" for model, reason in sorted(reasons.items())[:MOST_ABSENT]]
+    return tuple(words if len(words) <= ABSENT_CHARS else f"{words[: ABSENT_CHARS - 1]}…" for words in told)
+
+
 def urgent_conditions(conditions: DeviceConditions) -> tuple[object, ...]:
     """Conditions whose change must not wait for the next heartbeat: all but degrees, the battery by tenths."""
     tenths = None if conditions.battery is None else int(conditions.battery * 10.0)
     held_up = conditions.held_up_s > 0.0
     return (
         tenths, conditions.charging, conditions.throttled, conditions.metered, conditions.mode, conditions.unwritable,
-        held_up,
+        held_up, conditions.absent,
     )  # fmt: skip
 
 

@@ -186,6 +186,15 @@ def worker(
     return DoctorFinding("worker", "ok", f"{model} is {state}{f'; {past}' if past else ''}")
 
 
+def absent(reasons: Mapping[str, str]) -> list[DoctorFinding]:
+    """One for each model that the running agent is to serve and cannot, by its reasons."""
+    advice = "mend what it says: the running agent sees changed files within seconds, and tries again by itself"
+    return [
+        DoctorFinding("worker", "failure", f"{model} is not served: {reason}", advice)
+        for model, reason in sorted(reasons.items())
+    ]
+
+
 def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago" if seconds < 120.0 else f"{seconds / 60.0:.0f} min ago"
 

@@ -8,7 +8,7 @@
 Each state has one piece of work (`RolloutWork`), a timeout, and rules for what may happen meanwhile. Up to STAGED
 nothing that serves has been touched, so a problem there ends in FAILED. From LOADING on a second worker runs, or the
 first one was stopped, and there is something to undo: ROLLING_BACK, whose work is to have the old generation answer
-again.
+again. LOADING begins with reading the files: what the disk fails at there is deferred, with nothing left to undo.
 
 A power cut is an event like others. The agent boots with what is *committed*, always; so a rollout that had a worker
 begins it again from STAGED and has used up one of its `exits`. After `max_exits` of them, of the worker or the agent,
@@ -80,16 +80,16 @@ WORK: Final = {
 _LINE: Final = (
     S.PLANNED, S.DOWNLOADING, S.VERIFIED, S.STAGED, S.LOADING, S.WARM, S.PROBED, S.ACTIVE, S.COMMITTED,
 )  # fmt: skip
-_UNTOUCHED: Final = (S.PLANNED, S.DOWNLOADING, S.VERIFIED, S.STAGED, S.DEFERRED)
+UNTOUCHED: Final = (S.PLANNED, S.DOWNLOADING, S.VERIFIED, S.STAGED, S.DEFERRED)
 _TOUCHED: Final = (S.LOADING, S.WARM, S.PROBED, S.ACTIVE)
 _ENDS: Final = (RolloutEvent.FAILED, RolloutEvent.TIMED_OUT, RolloutEvent.SUPERSEDED)
 
 # (state, event) → state. A pair that is not here changes nothing: the event came too late.
 TRANSITIONS: Final[dict[tuple[RolloutState, RolloutEvent], RolloutState]] = {
     **{(before, RolloutEvent.DONE): after for before, after in pairwise(_LINE)},
-    **{(state, event): S.FAILED for state in _UNTOUCHED for event in _ENDS},
+    **{(state, event): S.FAILED for state in UNTOUCHED for event in _ENDS},
     **{(state, event): S.ROLLING_BACK for state in _TOUCHED for event in _ENDS},
-    **{(state, RolloutEvent.DEFERRED): S.DEFERRED for state in _UNTOUCHED[:-1]},
+    **{(state, RolloutEvent.DEFERRED): S.DEFERRED for state in (*UNTOUCHED[:-1], S.LOADING)},
     **{(state, event): S.STAGED for state in _TOUCHED for event in (RolloutEvent.REBOOTED, RolloutEvent.STOPPED)},
     (S.DEFERRED, RolloutEvent.REBOOTED): S.PLANNED,
     (S.DEFERRED, RolloutEvent.RESUMED): S.PLANNED,

@@ -15,14 +15,15 @@ import structlog
 from edge_agent.delivery.model_store import Deployed, ModelStore
 from edge_agent.serving.catalogue import CatalogueEntry, read_entry
 from tidegate.models.manifest import EngineName
-from tidegate.models.repository import Repository, RepositoryError
+from tidegate.models.repository import RepositoryError
+from tidegate.runtime.process import StartError
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BootCandidate:
-    """A generation of a model that may be served. `read` blocks, and raises RepositoryError or StartError."""
+    """A generation of a model that may be served. `read` blocks, and raises RepositoryError, StartError or OSError."""
 
     generation: int
     read: Callable[[], CatalogueEntry]
@@ -52,8 +53,10 @@ def _reader(
     def read() -> CatalogueEntry:
         try:
             store.vouch(deployed)
-            return read_entry(Repository(store.repository(deployed.content)), model, allowed)
-        except RepositoryError:
+            return read_entry(store.repository(deployed.content), model, allowed)
+        except (RepositoryError, StartError, OSError):
+            # A StartError too: a folder without its manifest has no such model. What the configuration refuses of files
+            # that are right is kept.
             try:
                 store.discard_damaged(deployed.content, deployed.files)
             except OSError as failure:  # the next candidate is served all the same

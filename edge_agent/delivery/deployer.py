@@ -14,7 +14,6 @@ meanwhile is taken in at once: it may change the rules of the rollout under way,
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final, Self
@@ -48,7 +47,6 @@ from tidegate.storage.disk_failure import is_disk_failure
 
 NOTE_GAP_S: Final = 60.0  # spent bytes and time are journaled this often; a power cut loses no more
 REST_S: Final = 5.0  # until the next try, when the journal could not be written
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _MAX_REASON: Final = 300
 log = structlog.get_logger(__name__)
 
@@ -345,10 +343,8 @@ class Deployer:
             return RolloutEvent.FAILED, str(error)
         except (StartError, RepositoryError) as error:
             return RolloutEvent.FAILED, f"load: {error}"
-        except OSError as error:
-            words = f"disk: {error.strerror or error}"
-            may_wait = error.errno in _FULL and (rollout.state, RolloutEvent.DEFERRED) in TRANSITIONS
-            return (RolloutEvent.DEFERRED if may_wait else RolloutEvent.FAILED), words
+        except OSError as error:  # what may pass was deferred by the steps
+            return RolloutEvent.FAILED, f"disk: {error.strerror or error}"
         except Exception as error:
             log.exception("a rollout's work has a defect", model=rollout.model, state=str(rollout.state))
             return RolloutEvent.FAILED, f"internal: {error!r}"

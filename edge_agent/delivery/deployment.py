@@ -3,17 +3,19 @@
     read()     per model: the generation to serve first, and those to fall back to         (boot.py)
     start()    one model after another is loaded                                           (runner_set.py)
     inside     documents come in and are rolled out, where `rollout` is configured         (deployer.py)
+               models that could not be served are tried again                             (absent_models.py)
 
-Without `rollout` this is the static repository alone, and a model that cannot be served is a reason not to start. With
-it the agent starts whatever the state of its disk and network: a deployed model falls back to the generation before it,
-then to the static one, then to none, and the rollout report says so.
+Without `rollout` this is the static repository alone. A model that cannot be served keeps no other away; only where
+none can be served is that a reason not to start. With `rollout` the agent starts whatever the state of its disk and
+network: a deployed model falls back to the generation before it, then to the static one, then to none, and the rollout
+report says so.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from ssl import SSLContext
@@ -31,7 +33,8 @@ from edge_agent.delivery.journal import DeploymentJournal
 from edge_agent.delivery.model_store import ModelStore
 from edge_agent.delivery.steps import RolloutSteps
 from edge_agent.fleet.epoch import SANE_UTC_S
-from edge_agent.serving.catalogue import CatalogueEntry, read_catalogue
+from edge_agent.serving.absent_models import AbsentModels
+from edge_agent.serving.catalogue import CatalogueEntry, EdgeCatalogue, read_catalogue, read_entry
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
 from edge_agent.serving.runner_set import MakeRunner, RunnerSet
@@ -114,6 +117,19 @@ class Deployment:
         self._serving: RunnerSet | None = None
         self._works: RolloutSteps | None = None
         self._deployer: Deployer | None = None
+        self._turn = asyncio.Lock()  # one change of what is served at a time, beside the deployer's
+        self._wanted: dict[str, str] = {}  # by name, as the configuration names the models of the static repository
+        self._absent = AbsentModels(
+            config.model_repository,
+            bring=self._bring,
+            is_served=lambda model: self._serving is not None and self._serving.routed(model) is not None,
+            on_change=on_change,
+        )
+
+    @property
+    def absent(self) -> Mapping[str, str]:
+        """Why each model is not served that is to be."""
+        return self._absent.reasons
 
     @property
     def runners(self) -> tuple[Runner, ...]:
@@ -127,11 +143,11 @@ class Deployment:
 
     def read(self) -> None:
         """Choose what to serve first. Blocks on the disk. Raises StartError, RepositoryError."""
-        config = self._config
-        entries = self._read_statics()
-        for entry in entries:
-            config.steps.check(entry.manifest)
-        self._statics = {entry.manifest.name: entry for entry in entries}
+        found = self._read_statics()
+        self._statics = {entry.manifest.name: entry for entry in found.entries}
+        problems = dict(found.problems)
+        named = {one.partition(":")[0]: one for one in self._config.models or ()}
+        self._wanted = {name: named.get(name, name) for name in (*self._statics, *problems)}
         deployed: Sequence[str] = ()
         if self._store is not None:
             try:
@@ -143,11 +159,22 @@ class Deployment:
                 log.warning("the store of models takes nothing", path=str(self._store.root), reason=error.strerror)
             deployed = tuple(self._store.committed().models)
         for model in dict.fromkeys((*self._statics, *deployed)):
-            found = list(self._candidates(model))
-            if (runner := self._first(model, found)) is not None:
-                self._chosen[model] = _BootChoice(runner, found)
+            candidates = list(self._candidates(model))
+            runner, why_not = self._first(model, candidates)
+            if runner is not None:
+                self._chosen[model] = _BootChoice(runner, candidates)
+            else:
+                problems.setdefault(model, why_not)
+        self._check_some(problems, served=self._chosen)
+        for model, why_not in sorted(problems.items()):
+            self._absent.note(model, why_not, stood_in=model in self._chosen)
 
-    def _read_statics(self) -> Sequence[CatalogueEntry]:
+    def _check_some(self, problems: Mapping[str, str], *, served: Collection[str]) -> None:
+        """Raise StartError where nothing can be served of what is to be, and nothing of it is fetched again."""
+        if problems and not served and not (self._store is not None and self._store.committed().models):
+            raise EdgeCatalogue(problems=problems).no_model(self._config.model_repository)
+
+    def _read_statics(self) -> EdgeCatalogue:
         config = self._config
         repository = Repository(config.model_repository)
         try:
@@ -157,7 +184,7 @@ class Deployment:
             if config.models is not None or self._store is None or not self._store.committed().models:
                 raise
             log.error("no static model is served, only deployed ones", reason=str(error))
-            return ()
+            return EdgeCatalogue()
 
     @property
     def _may_come(self) -> bool:
@@ -172,6 +199,7 @@ class Deployment:
     async def enter(self, host: EdgeHost) -> Self:
         """The runners live until this object's `async with` ends."""
         self._serving = await self._stack.enter_async_context(RunnerSet(host, self._make, on_routed=self._on_routed))
+        self._stack.push_async_callback(self._absent.aclose)
         return self
 
     async def __aenter__(self) -> Self:
@@ -181,27 +209,39 @@ class Deployment:
         await self._stack.aclose()
 
     async def start(self, on_progress: Callable[[str], None]) -> None:
-        """Load every model, one after another. Raises StartError for one that is not deployed and does not load."""
-        serving = self.serving
+        """Load every model, one after another. Raises StartError where none loads."""
+        serving, problems = self.serving, dict[str, str]()
         for number, (model, chosen) in enumerate(self._chosen.items(), start=1):
             on_progress(f"warming up {chosen.runner.name} ({number} of {len(self._chosen)})")
-            runner: Runner | None = chosen.runner
-            while runner is not None:
-                try:
-                    await serving.enter(runner)
-                    break
-                except StartError as error:
-                    if self._store is None or (not chosen.instead and not runner.generation):
-                        raise
-                    log.error("a deployed model does not load", model=runner.name, reason=str(error))
-                runner = await asyncio.to_thread(self._first, model, chosen.instead)
-                if runner is None:
-                    serving.unroute(model)
-                else:
-                    serving.route(runner)
+            if why_not := await self._serve_first(model, chosen.runner, chosen.instead):
+                serving.unroute(model)
+                problems[model] = why_not
+        self._check_some(problems, served=problems.keys() ^ self._chosen.keys())
+        for model, why_not in problems.items():
+            await asyncio.to_thread(self._absent.note, model, why_not)
+
+    async def _serve_first(self, model: str, runner: Runner | None, instead: list[BootCandidate]) -> str:
+        """Serve the first of these that loads; why none does, "" where one does."""
+        why_not = ""
+        while runner is not None:
+            try:
+                self.serving.route(await self.serving.enter(runner))
+            except StartError as error:
+                why_not = str(error)
+                log.error("a model does not load", model=runner.name, reason=why_not)
+            else:
+                return ""
+            runner, unread = await asyncio.to_thread(self._first, model, instead)
+            why_not = unread or why_not
+        return why_not
 
     async def begin(self) -> None:
-        """Resume rollouts, and take documents in."""
+        """Resume rollouts, take documents in, and try absent models again."""
+        await self._begin_rollouts()
+        if self._config.model_control == "none":  # else it is its `RepositoryControl` that does
+            self._absent.begin()
+
+    async def _begin_rollouts(self) -> None:
         config, store, serving = self._config.rollout, self._store, self.serving
         if config is None or store is None:
             return
@@ -246,14 +286,47 @@ class Deployment:
         Raises:
             StartError: as `RunnerSet.renew`.
         """
-        models = [runner.manifest.name for runner in self.serving.runners]
-        if self._deployer is None:
-            await self.serving.renew(dict.fromkeys(models))
-            return True
-        async with self._deployer.at_rest() as rests:
+        async with self._at_rest() as rests:
             if rests:
-                await self.serving.renew(dict.fromkeys(models))
+                await self.serving.renew(dict.fromkeys(runner.manifest.name for runner in self.serving.runners))
             return rests
+
+    @asynccontextmanager
+    async def _at_rest(self) -> AsyncIterator[bool]:
+        """Keep others from changing what is served; whether no rollout is doing so."""
+        async with self._turn:
+            if self._deployer is None:
+                yield True
+                return
+            async with self._deployer.at_rest() as rests:
+                yield rests
+
+    async def _bring(self, model: str) -> bool:
+        """Serve an absent model; False while a rollout is under way. Raises as `AbsentModels` says."""
+        async with self._at_rest() as rests:
+            if not rests:
+                return False
+            if self.serving.routed(model) is not None:
+                return True
+            unread = await asyncio.to_thread(self._read_static, model)
+            candidates = list(await asyncio.to_thread(self._candidates, model))
+            runner, why_not = await asyncio.to_thread(self._first, model, candidates)
+            why_not = await self._serve_first(model, runner, candidates) or why_not
+            if runner is None or why_not:
+                raise StartError(unread or why_not or "no file of it is here")
+            return True
+
+    def _read_static(self, model: str) -> str:
+        """Read a model of the static repository anew; why that is not possible, "" where it is, or it has none."""
+        config = self._config
+        if (wanted := self._wanted.get(model)) is None:
+            return ""
+        try:
+            self._statics[model] = read_entry(config.model_repository, wanted, config.allowed_engines)
+        except (StartError, RepositoryError) as error:
+            self._statics.pop(model, None)
+            return str(error)
+        return ""
 
     def folder(self, manifest: Manifest) -> Path:
         """The folder with the files of a served model, static or deployed."""
@@ -281,19 +354,24 @@ class Deployment:
 
     def _candidates(self, model: str) -> Sequence[BootCandidate]:
         if self._store is None:
-            static = self._statics[model]
-            return [BootCandidate(0, lambda: static)]
+            static = self._statics.get(model)
+            return [] if static is None else [BootCandidate(0, lambda: static)]
         return boot_candidates(model, self._store, self._statics, self._config.allowed_engines)
 
-    def _first(self, model: str, found: list[BootCandidate]) -> Runner | None:
-        """A runner of the first candidate that can be read; it and those before it are taken off the list."""
+    def _first(self, model: str, found: list[BootCandidate]) -> tuple[Runner | None, str]:
+        """A runner of the first candidate that can be read; it and those before it are taken off the list.
+
+        Where there is none, the last reason.
+        """
+        why_not = ""
         while found:
             candidate = found.pop(0)
             try:
-                return self._make(candidate.read(), candidate.generation)
-            except (RepositoryError, StartError) as error:
-                log.error("a deployed model cannot be read", model=model, reason=str(error))
-        return None
+                return self._make(candidate.read(), candidate.generation), ""
+            except (RepositoryError, StartError, OSError) as error:
+                why_not = str(error)
+                log.error("a generation of a model cannot be read", model=model, reason=why_not)
+        return None, why_not
 
     def _progress(self) -> None:
         if self._deployer is not None:

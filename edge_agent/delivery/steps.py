@@ -4,12 +4,14 @@ Each step returns when it has succeeded and raises one of `failures.py` when not
 that an earlier try has left. Between LOADING and the end this object holds the new generation's runner and the
 old one's: the old one stays loaded while the new one soaks, unless the memory was too little for both and it was
 parked. A rollback is then one switch.
+
+A disk that fails for a moment ends no rollout: where nothing was touched yet the rollout is deferred, and begins again
+after a wait that doubles each time; later the step itself tries again. What the disk has damaged is fetched again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +19,10 @@ from functools import partial
 from ssl import SSLContext
 from typing import Any, Final, TypeVar
 
+import structlog
+
 from edge_agent.core.fetch_retry import DownloadBudget
-from edge_agent.core.rollout_machine import WORK, Rollout, RolloutEvent, RolloutWork, S
+from edge_agent.core.rollout_machine import UNTOUCHED, WORK, Rollout, RolloutEvent, RolloutWork, S
 from edge_agent.core.soak import ComputeTimes, SoakTrial
 from edge_agent.delivery import preconditions
 from edge_agent.delivery.boot import boot_candidates
@@ -33,14 +37,19 @@ from edge_agent.serving.runner import Runner
 from edge_agent.serving.runner_set import RunnerSet
 from tidegate import clock
 from tidegate.models.manifest import EngineName
-from tidegate.models.repository import Repository, RepositoryError
+from tidegate.models.repository import RepositoryError
 from tidegate.rollout.golden import decode_golden
 from tidegate.rollout.golden_prompts import decode_prompts
 from tidegate.rollout.plan import ModelPlan
+from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
+from tidegate.storage.disk_failure import is_disk_failure
 
+log = structlog.get_logger(__name__)
 T = TypeVar("T")
 SOAK_TICK_S: Final = 0.5
+DISK_AGAIN_S: Final = 2.0  # at most, until the first try after the disk has failed; twice as long each time
+DISK_LATEST_S: Final = 300.0
 _DAMAGED: Final = "disk: files that were here already are damaged, and are fetched again"
 Advance = Callable[[RolloutEvent, str], Awaitable[Rollout]]
 Live = Callable[[], Rollout]
@@ -95,6 +104,8 @@ class RolloutSteps:
         self._must_park = False  # the memory is too little for both
         self._parked = False  # the old one was stopped to make room, or is about to be
         self._exits_seen = 0  # of the new one: those that the journal has
+        self._disk = Backoff(draw, base_s=DISK_AGAIN_S, cap_s=DISK_LATEST_S)
+        self._not_before = 0.0  # when the disk is tried again
         self._times: dict[str, ComputeTimes] = {}  # of real requests to the generation that is committed, by model
         self._works: dict[RolloutWork, Callable[[Rollout], Awaitable[None]]] = {
             RolloutWork.PLAN: self._plan, RolloutWork.STAGE: self._stage, RolloutWork.GATE: self._gate,
@@ -112,8 +123,16 @@ class RolloutSteps:
         Raises:
             WorkFailed, WorkerExited, WorkDeferred: see `failures.py`.
             StartError, RepositoryError: a generation does not load.
-            OSError: the disk.
+            OSError: the disk, where that does not pass by itself.
         """
+        try:
+            return await self._do(rollout, advance, live)
+        except OSError as error:
+            if rollout.state in UNTOUCHED and is_disk_failure(error):
+                raise self._disk_failed(error) from error
+            raise
+
+    async def _do(self, rollout: Rollout, advance: Advance, live: Live) -> RolloutEvent:
         if rollout.state is S.DEFERRED:
             await self._wait_for_better_times(advance, live)
             return RolloutEvent.RESUMED
@@ -168,7 +187,7 @@ class RolloutSteps:
         try:
             await verify(rollout.model, plan, self._store, self._allowed)
         except (WorkFailed, OSError) as error:
-            may_be_damage = isinstance(error, WorkFailed) or error.errno == errno.EIO
+            may_be_damage = isinstance(error, WorkFailed) or is_disk_failure(error)
             if may_be_damage and await self._discard_damaged(plan):  # it was damaged since, or is read only at times
                 raise WorkDeferred(_DAMAGED) from error
             raise
@@ -193,6 +212,7 @@ class RolloutSteps:
         self._must_park = beside and not preconditions.fits_beside(rollout.plan, device)
 
     async def _wait_for_better_times(self, advance: Advance, live: Live) -> None:
+        await clock.sleep(max(0.0, self._not_before - clock.now()))
         while why := self._hindrance(live()):
             if why.partition(":")[0] != live().reason.partition(":")[0]:
                 await advance(RolloutEvent.DEFERRED, why)
@@ -228,22 +248,60 @@ class RolloutSteps:
             await self._serving.stop(self._new)
             self._new = None
         self._old = self._serving.routed(rollout.model)
-        repository = Repository(self._store.repository(rollout.content))
+        root = self._store.repository(rollout.content)
         try:
-            entry = await blocking(read_entry, repository, rollout.model, self._allowed)
-        except RepositoryError:
-            await self._discard_damaged(rollout.plan)
+            entry = await blocking(read_entry, root, rollout.model, self._allowed)
+        except (RepositoryError, StartError, OSError) as error:
+            await self._defer_unread(rollout, error)
             raise
         if self._old is not None and self._must_park:
             self._parked = True  # before it is: a parking that is cut short is no worker to go back to
             await self._serving.park(self._old)
-        self._new, self._exits_seen = await self._serving.start(entry, rollout.generation), 0
+        try:
+            self._new, self._exits_seen = await self._serving.start(entry, rollout.generation), 0
+        except StartError as error:  # its worker has read the files once more
+            await self._defer_unread(rollout, error)
+            raise
+
+    async def _defer_unread(self, rollout: Rollout, error: Exception) -> None:
+        """Raise WorkDeferred where a version was not loaded because of the disk; then nothing is left to undo."""
+        failure = error if isinstance(error, OSError) else error.__cause__
+        failed = isinstance(failure, OSError) and is_disk_failure(failure)
+        try:
+            damaged = await self._discard_damaged(rollout.plan)
+        except OSError as again:  # of the disk: what is damaged is found when it can be read
+            failed, damaged, failure = True, False, again
+        if not (failed or damaged):
+            return
+        await self._roll_back(rollout)  # the old one may have been stopped already
+        if damaged:
+            raise WorkDeferred(_DAMAGED) from error
+        assert isinstance(failure, OSError)
+        raise self._disk_failed(failure) from error
+
+    def _disk_failed(self, error: OSError) -> WorkDeferred:
+        """The deferral because of a disk that may be well later."""
+        self._not_before = clock.now() + self._disk.next_delay_s()
+        return WorkDeferred(f"disk: {error.strerror or error}")
+
+    async def _persistently(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Do work on the disk, again and again while the disk fails; the rollout's state bounds the time."""
+        while True:
+            try:
+                return await blocking(work, *arguments)
+            except OSError as error:
+                if not is_disk_failure(error):
+                    raise
+                delay_s = self._disk.next_delay_s()
+                log.warning("the disk fails a rollout", reason=str(error), again_in_s=round(delay_s, 1))
+            await clock.sleep(delay_s)
 
     async def _probe(self, rollout: Rollout) -> None:
         golden, new = rollout.plan.probe.golden, self._new
         if golden is None or new is None:
             return
-        raw, old = await blocking(self._store.path(golden.sha256).read_bytes), None if self._parked else self._old
+        raw = await self._persistently(self._store.path(golden.sha256).read_bytes)
+        old = None if self._parked else self._old
         if (generative := new.manifest.generative) is not None:
             await probe_prompts(rollout.plan.probe, decode_prompts(raw, generative), new, old)
         else:
@@ -275,7 +333,8 @@ class RolloutSteps:
                 break
             await clock.sleep(SOAK_TICK_S)
         committed = self._store.committed()
-        await blocking(self._store.commit, committed.with_model(rollout.model, rollout.plan, rollout.generation))
+        generation = committed.with_model(rollout.model, rollout.plan, rollout.generation)
+        await self._persistently(self._store.commit, generation)
 
     async def _roll_back(self, rollout: Rollout) -> None:
         new, old, self.trial = self._new, self._old, None
@@ -303,7 +362,7 @@ class RolloutSteps:
                 entry = await blocking(candidate.read)
                 self._serving.route(await self._serving.start(entry, candidate.generation))
                 return
-            except (StartError, RepositoryError) as error:
+            except (StartError, RepositoryError, OSError) as error:
                 trouble = str(error)
         raise WorkFailed(f"the generation before does not start again: {trouble}")
 
@@ -315,6 +374,8 @@ class RolloutSteps:
         self.trial = self._new = self._old = self._patience = self._fetcher = None
         self._parked = self._must_park = False
         self._verified = set()
+        self._disk.reset()
+        self._not_before = 0.0
         if rollout.state is S.COMMITTED:  # here, since a soak that is ended while it commits is committed all the same
             self._store.healed(rollout.content)
         if rollout.state is S.COMMITTED and new is not None:

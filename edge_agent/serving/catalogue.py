@@ -10,11 +10,9 @@ Blocks on the disk: call it in a thread.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-
-import structlog
 
 from edge_agent.serving.runner import EdgeLoadable
 from tidegate.models.manifest import EngineName, Manifest
@@ -23,8 +21,6 @@ from tidegate.models.trust import TRUSTED, check_engine
 from tidegate.models.trusted_digests import check_trusted
 from tidegate.outcome import ModelNotFound
 from tidegate.runtime.process import StartError
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,64 +31,91 @@ class CatalogueEntry:
     loadables: tuple[EdgeLoadable, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class EdgeCatalogue:
+    """What a device may serve of its repository, and why it may not serve the rest of what is wanted.
+
+    Attributes:
+        problems: by model, why it cannot be served. None of them is in `entries`.
+    """
+
+    entries: tuple[CatalogueEntry, ...] = ()
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    def no_model(self, root: Path) -> StartError:
+        """The error of a device that could serve none of what is wanted."""
+        reasons = "".join(f"\n{name}: {reason}" for name, reason in sorted(self.problems.items()))
+        return StartError(f"no model of {root} could be read:{reasons}")
+
+
 def read_catalogue(
     repository: Repository,
     wanted: Sequence[str] | None,
     allowed: tuple[EngineName, ...] = TRUSTED,
     *,
     or_none: bool = False,
-) -> tuple[CatalogueEntry, ...]:
-    """The models to serve: `wanted` by name, or all that have a variant for edges.
+) -> EdgeCatalogue:
+    """The models to serve: `wanted` by name, or all that have a variant for edges. One that is wrong hides no other.
 
     Args:
-        or_none: whether a repository that is not there, or holds nothing for an edge, is an empty one. Models may come
-            later then, so that one of all which is wrong keeps no other away: it is logged, and left out.
+        or_none: whether a repository that is not there, or holds nothing for an edge, is an empty one, since models may
+            come later.
 
     Raises:
-        StartError: a wanted model does not exist or has nothing for an edge; there is nothing to serve at all.
-        RepositoryError: a manifest or an artefact cannot be used.
+        StartError: there is nothing to serve at all; a model is wanted in two versions.
+        RepositoryError: the repository cannot be read.
     """
-    if or_none and not wanted and not repository.root.exists():
-        return ()
-    if or_none and wanted is None:
-        return _what_is_right(repository.root, allowed)
-    if wanted is None:
-        names = sorted({manifest.name for manifest in repository.manifests() if manifest.variants_for("edge")})
+    root = repository.root
+    if or_none and not wanted and not root.exists():
+        return EdgeCatalogue()
+    if wanted is not None:
+        found = _what_is_right(root, _by_name(wanted), {}, allowed)
     else:
-        names = list(dict.fromkeys(wanted))
-    if not names and not or_none:
-        raise StartError(f"{repository.root}: no model has a variant for edges (a variant with `where: [edge]`)")
+        read, problems = ReadManifests(root).look()
+        for_edges = {name: name for name, ones in read.items() if any(one.variants_for("edge") for one in ones)}
+        whole = {name: name for name in for_edges if name not in problems}
+        found = _what_is_right(root, whole, problems, allowed)
+    if not found.entries and not or_none and not found.problems:
+        raise StartError(f"{root}: no model has a variant for edges (a variant with `where: [edge]`)")
+    return found
+
+
+def _by_name(wanted: Sequence[str]) -> dict[str, str]:
+    """NAME or NAME:VERSION by name. Raises StartError."""
+    names = list(dict.fromkeys(wanted))
     twice = [name for name, count in Counter(one.partition(":")[0] for one in names).items() if count > 1]
     if twice:
         raise StartError(f"key 'models': {twice[0]} is there in two versions; a device serves one version of a model")
-    return tuple(read_entry(repository, name, allowed) for name in names)
+    return {one.partition(":")[0]: one for one in names}
 
 
-def _what_is_right(root: Path, allowed: tuple[EngineName, ...]) -> tuple[CatalogueEntry, ...]:
-    """Each model for edges that can be served. Raises StartError where there are models, and none of them can be."""
-    found, problems = ReadManifests(root).look()
-    entries = []
-    for name, manifests in sorted(found.items()):
-        if name not in problems and any(one.variants_for("edge") for one in manifests):
-            try:
-                entries.append(read_entry(Repository(root, only=(name,)), name, allowed))
-            except (StartError, RepositoryError) as error:
-                problems[name] = str(error)
-    for name, reason in sorted(problems.items()):
-        log.error("a model is not served", model=name, reason=reason)
-    if problems and not entries:
-        reasons = "".join(f"\n{name}: {reason}" for name, reason in sorted(problems.items()))
-        raise StartError(f"no model of {root} could be read:{reasons}")
-    return tuple(entries)
+def _what_is_right(
+    root: Path, wanted: Mapping[str, str], problems: Mapping[str, str], allowed: tuple[EngineName, ...]
+) -> EdgeCatalogue:
+    entries, found = [], dict(problems)
+    for name, one in sorted(wanted.items()):
+        try:
+            entries.append(read_entry(root, one, allowed))
+        except (StartError, RepositoryError) as error:
+            found[name] = str(error)
+    return EdgeCatalogue(tuple(entries), found)
 
 
-def read_entry(repository: Repository, wanted: str, allowed: tuple[EngineName, ...]) -> CatalogueEntry:
-    """One model, NAME in its highest version or NAME:VERSION. Raises as `read_catalogue`."""
+def read_entry(root: Path, wanted: str, allowed: tuple[EngineName, ...]) -> CatalogueEntry:
+    """One model of a repository, NAME in its highest version or NAME:VERSION; the others there may be wrong.
+
+    Raises:
+        StartError: it does not exist, or has nothing for an edge.
+        RepositoryError: its manifest or an artefact cannot be used.
+    """
     name, _, version = wanted.partition(":")
+    repository = Repository(root, only=(name,))
     try:
         manifest = repository.manifest(name, version)
     except ModelNotFound as error:
-        raise StartError(f"key 'models': {error.message}") from error
+        there = ", ".join(sorted(ReadManifests(root).look()[0])) or "none"
+        words = error.message if repository.manifests() else f"there is no model {name!r} (models: {there})"
+        raise StartError(f"key 'models': {words}") from error
     variants = manifest.variants_for("edge")
     if not variants:
         raise StartError(f"model {name}:{manifest.version} of {repository.root} has no variant for edges")

@@ -14,7 +14,6 @@ from pathlib import Path
 from edge_agent.serving.catalogue import read_entry
 from edge_agent.serving.runner_set import RunnerSet
 from tidegate.models.manifest import EngineName, Manifest
-from tidegate.models.repository import Repository
 
 
 class EdgeModelLoader:
@@ -47,7 +46,7 @@ class EdgeModelLoader:
     async def load(self, name: str) -> None:
         serving = self._serving()
         before = serving.routed(name)
-        entry = await asyncio.to_thread(read_entry, Repository(self._root, only=(name,)), name, self._allowed)
+        entry = await asyncio.to_thread(read_entry, self._root, name, self._allowed)
         serving.route(await serving.start(entry))
         if before is not None:
             await serving.stop(before)

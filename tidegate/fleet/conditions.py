@@ -17,7 +17,8 @@ Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Celsius = Annotated[float, Meta(ge=-100.0, le=200.0)]
 Bytes = Annotated[int, Meta(ge=0, le=2**53)]
 
-
+MOST_ABSENT: Final = 8
+ABSENT_CHARS: Final = 160
 Mode = Literal["online", "control-lost", "cloud-lost", "isolated"]
 
 
@@ -39,6 +40,11 @@ class DeviceConditions(msgspec.Struct, frozen=True, omit_defaults=True):
 
     unwritable: bool = field(name="nw", default=False)  # its disk takes nothing: full, read-only or broken
 
+    # Models that it is to serve and cannot, each as "NAME: why"; the first of them.
+    absent: Annotated[tuple[Annotated[str, Meta(max_length=ABSENT_CHARS)], ...], Meta(max_length=MOST_ABSENT)] = field(
+        name="na", default=()
+    )
+
     @property
     def on_battery(self) -> bool:
         return self.battery is not None and not self.charging
@@ -56,6 +62,8 @@ class DeviceConditions(msgspec.Struct, frozen=True, omit_defaults=True):
             words.append(self.mode.replace("-", " "))
         if self.unwritable:
             words.append("disk takes no writes")
+        if self.absent:
+            words.append(f"not served: {', '.join(self.absent)}")
         if self.held_up_s:
             words.append(f"event loop held up for {self.held_up_s:.1f} s of the last minute")
         if self.kept:

@@ -119,11 +119,26 @@ class RepositoryControl:
         self._trying: asyncio.Task[None] | None = None
         self._under_way: dict[str, ModelStatus] = {}
         self._failed: dict[str, str] = {}
+        self._failed_before: Mapping[str, str] = {}
+
+    def failed_before(self, reasons: Mapping[str, str]) -> None:
+        """Models that its process could not load before this began, and why: tried again as those of `begin` are."""
+        self._failed_before = reasons
+
+    @property
+    def failed(self) -> Mapping[str, str]:
+        """Why each model is not served that could not be loaded the last time."""
+        served = self._loader.served()
+        return {name: reason for name, reason in self._failed.items() if name not in served}
 
     async def __aenter__(self) -> Self:
         found = await asyncio.to_thread(self._look)
         served = self._loader.served()
         self._loaded = {name: found[name] for name in served if name in found and found[name].manifest == served[name]}
+        for name, reason in self._failed_before.items():
+            self._failed.setdefault(name, reason)
+            if name in found and self._mode != "poll":
+                self._tried[name] = _FailedLoad(found[name], clock.now() + FIRST_AGAIN_S, FIRST_AGAIN_S)
         if self._mode == "poll":
             self._polling = asyncio.create_task(self._follow(), name="followed model repository")
         elif self._tried:

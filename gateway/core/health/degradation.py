@@ -13,6 +13,7 @@ number is still an answer. A condition is the name of such a decay, since when, 
     error_burst    failures come in numbers             no hedges go there
     stalled        promises answers and gives none      its breaker opens (`progress.py`)
     loop_stalled   its agent says that its event loop is held up and deadlines are missed   none: a second attempt helps
+    model_absent   its agent says that it cannot serve a model that it is to serve   none: it is not offered
     worker_lost    it says that a worker hung or died   none: what follows from it is seen otherwise
     answer_drift   its answers disagree with the pool's (`gateway/core/agreement`)   its variant is demoted
 
@@ -40,6 +41,7 @@ from gateway.core.health.detectors import (
     PathDetector,
     QueueDetector,
     SpeedDetector,
+    absent_models_reason,
     overheating_reason,
     stalled_loop_reason,
 )
@@ -48,7 +50,7 @@ from tidegate.fleet.offers import SERVING, ModelOffer
 
 Name = Literal[
     "slow_drift", "memory_leak", "link_regime", "cold_cache", "thermal", "queue_buildup", "error_burst", "stalled",
-    "worker_lost", "loop_stalled", "answer_drift",
+    "worker_lost", "model_absent", "loop_stalled", "answer_drift",
 ]  # fmt: skip
 NAMES: Final[tuple[Name, ...]] = get_args(Name)
 Variant = tuple[str, str, str]  # model, version, variant
@@ -167,6 +169,7 @@ class Degradation:
             self._judge("memory_leak", self._memory.look(conditions, now), now)
             self._judge("thermal", overheating_reason(conditions, raised="thermal" in active), now)
             self._judge("loop_stalled", stalled_loop_reason(conditions), now)
+            self._judge("model_absent", absent_models_reason(conditions), now)
         if active:
             self._look_again(now)
 

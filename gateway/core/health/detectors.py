@@ -282,3 +282,8 @@ def stalled_loop_reason(conditions: DeviceConditions) -> str:
     """What a device says of its agent's event loop while that costs deadlines; "" while it does not."""
     held_up_s = conditions.held_up_s
     return f"its event loop was held up for {held_up_s:.1f} s of the last minute" if held_up_s else ""
+
+
+def absent_models_reason(conditions: DeviceConditions) -> str:
+    """What a device says of models that it is to serve and cannot; "" where there are none."""
+    return f"not served: {'; '.join(conditions.absent)}" if conditions.absent else ""

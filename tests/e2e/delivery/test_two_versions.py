@@ -137,5 +137,5 @@ def test_a_device_serves_one_version_of_a_model_and_says_so(tmp_path: Path) -> N
     repository = Repository(tiny_repository(tmp_path / "models", versions=("1", "2")))
     with pytest.raises(StartError, match="one version of a model"):
         read_catalogue(repository, ("double:1", "double:2"))
-    assert [one.manifest.version for one in read_catalogue(repository, ("double:1",))] == ["1"]
-    assert [one.manifest.version for one in read_catalogue(repository, ("double",))] == ["2"]
+    assert [one.manifest.version for one in read_catalogue(repository, ("double:1",)).entries] == ["1"]
+    assert [one.manifest.version for one in read_catalogue(repository, ("double",)).entries] == ["2"]

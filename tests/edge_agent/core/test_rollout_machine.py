@@ -70,6 +70,7 @@ def test_a_failure_leads_back_to_where_nothing_was_touched_or_through_a_rollback
             "",
             (S.ROLLING_BACK, "superseded: another document asks for something else"),
         ),
+        (S.LOADING, RolloutEvent.DEFERRED, "disk: I/O error", (S.DEFERRED, "disk: I/O error")),
         (S.PLANNED, RolloutEvent.SUPERSEDED, "", (S.FAILED, "superseded: another document asks for something else")),
         (S.ACTIVE, RolloutEvent.STOPPED, "", (S.STAGED, "")),
         (S.DOWNLOADING, RolloutEvent.REBOOTED, "", (S.DOWNLOADING, "")),

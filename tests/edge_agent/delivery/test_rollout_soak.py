@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from edge_agent.delivery.deployment import Deployment
 from edge_agent.delivery.journal import DeploymentJournal
 from edge_agent.delivery.model_store import ModelStore
 from edge_agent.delivery.verifying import verify
+from edge_agent.serving.catalogue import read_entry
 from tests.support.edge.rollout_edge import AUTHOR, SCOPE, answer, ask, edge, report, settled
 from tests.support.edge.rollouts import ArtefactServer, Author, eventually, made
 from tidegate import clock
@@ -357,6 +360,86 @@ async def test_a_file_that_cannot_be_read_where_it_is_verified_is_fetched_again(
         found = await settled(app, 1)
         assert (found.state, found.reason) == (RolloutState.COMMITTED, "")
         assert found.fetched_bytes == one.plan().size_bytes + manifest.size_bytes
+
+
+class FailingDisk:
+    """Does what a function does, after its first calls have failed as a disk does."""
+
+    def __init__(self, function: Callable[..., Any], *, as_repository: bool = False, times: int = 2) -> None:
+        self.failed = 0
+        self._function = function
+        self._as_repository = as_repository
+        self._times = times
+
+    def __call__(self, *arguments: Any, **keys: Any) -> Any:
+        if self.failed == self._times:
+            return self._function(*arguments, **keys)
+        self.failed += 1
+        error = OSError(errno.EIO, "Input/output error")
+        if self._as_repository:
+            raise RepositoryError(f"int8.onnx: {error.strerror}") from error
+        raise error
+
+    def __get__(self, instance: object, owner: type) -> Callable[..., Any]:
+        return partial(self, instance)  # as a method, it is called with its object
+
+
+@pytest.mark.parametrize("activate", ["", "stop_start"])
+async def test_a_disk_that_fails_for_a_moment_ends_no_rollout_wherever_it_fails(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch, activate: str
+) -> None:
+    one = made("2", factor=5.0)
+    probe = one.probe(atol=1e-3, p95_max_s=30.0)
+    assert probe.golden is not None
+    stage = FailingDisk(ModelStore.stage)
+    read = FailingDisk(read_entry, as_repository=True)
+    commit = FailingDisk(ModelStore.commit)
+    golden = FailingDisk(Path.read_bytes)
+    monkeypatch.setattr(ModelStore, "stage", stage)
+    monkeypatch.setattr(steps, "read_entry", read)
+    monkeypatch.setattr(ModelStore, "commit", commit)
+    read_bytes, digest = Path.read_bytes, probe.golden.sha256
+    monkeypatch.setattr(Path, "read_bytes", lambda path: (golden if path.name == digest else read_bytes)(path))
+    async with edge(folder) as app:
+        ask(app, server, 1, one, probe=probe, **({"activate": activate} if activate else {}))
+        found = await settled(app, 1)
+        assert (found.state, found.reason, found.running) == (RolloutState.COMMITTED, "", "2")
+        assert await answer(app) == ("2", 15.0)
+    assert [disk.failed for disk in (stage, read, golden, commit)] == [2, 2, 2, 2]
+    assert found.fetched_bytes == server.sent_bytes  # nothing was damaged
+
+
+async def test_what_the_disk_damages_just_before_it_is_loaded_is_fetched_again(
+    folder: Path, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, damaged = made("2", factor=5.0), list[str]()
+    (file,) = (file for file in one.files if file.path == "int8.onnx")
+
+    def rotten(root: Path, *rest: Any) -> Any:
+        if not damaged:
+            damaged.append(file.path)
+            with (root / "double" / "2" / file.path).open("r+b") as artefact:
+                artefact.write(b"rot")
+        return read_entry(root, *rest)
+
+    monkeypatch.setattr(steps, "read_entry", rotten)
+    async with edge(folder) as app:
+        ask(app, server, 1, one)
+        found = await settled(app, 1)
+        assert (found.state, found.reason) == (RolloutState.COMMITTED, "")
+        assert found.fetched_bytes == one.plan().size_bytes + file.size_bytes
+        assert await answer(app) == ("2", 15.0)
+
+
+async def test_a_committed_model_whose_folder_has_lost_it_is_staged_anew(folder: Path, server: ArtefactServer) -> None:
+    async with edge(folder) as app:
+        ask(app, server, 1, made("2", factor=5.0))
+        await settled(app, 1)
+    (lost,) = (folder / "state" / "rollout" / "versions").glob("*/double")
+    shutil.rmtree(lost)
+    async with edge(folder) as app:
+        await eventually(lambda: (found := report(app)) is not None and found.running == "2", say=lambda: report(app))
+        assert await answer(app) == ("2", 15.0)
 
 
 async def test_a_rollout_that_is_superseded_does_not_wait_until_large_files_are_read_back(

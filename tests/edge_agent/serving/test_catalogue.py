@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
-from structlog.testing import capture_logs
 
 from edge_agent.serving.catalogue import read_catalogue
 from tests.support.models.tiny_models import tiny_repository
-from tidegate.models.repository import Repository, RepositoryError
+from tidegate.models.repository import Repository
 from tidegate.runtime.process import StartError
 
 
@@ -31,23 +31,33 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_is_wrong_keeps_nothing_else_away_where_models_may_come(root: Path) -> None:
-    with capture_logs() as logs:
-        served = read_catalogue(Repository(root), None, or_none=True)
-    names = {one.name for one in root.iterdir()} - {"aaa", "bbb"}
-    assert {one.manifest.name for one in served} == names
-    told = {entry["model"]: entry["reason"] for entry in logs if entry["event"] == "a model is not served"}
-    assert set(told) == {"aaa", "bbb"} and "nmae" in told["aaa"]
+@pytest.mark.parametrize("or_none", [False, True])
+@pytest.mark.parametrize("named", [False, True])
+def test_what_is_wrong_keeps_nothing_else_away(root: Path, or_none: bool, named: bool) -> None:
+    names = {one.name for one in root.iterdir()}
+    found = read_catalogue(Repository(root), sorted(names) if named else None, or_none=or_none)
+    assert {one.manifest.name for one in found.entries} == names - {"aaa", "bbb"}
+    assert set(found.problems) == {"aaa", "bbb"}
+    assert "nmae" in found.problems["aaa"]
+    assert "bytes, but variant" in found.problems["bbb"]
 
 
 def test_where_nothing_is_right_the_reasons_are_told(root: Path) -> None:
     for one in root.iterdir():
         if one.name not in ("aaa", "bbb"):
             shutil.rmtree(one)
-    with capture_logs(), pytest.raises(StartError, match=r"(?s)could be read:.*aaa: .*bbb: "):
-        read_catalogue(Repository(root), None, or_none=True)
+    found = read_catalogue(Repository(root), None)
+    assert not found.entries
+    assert re.search(r"(?s)could be read:.*aaa: .*bbb: ", str(found.no_model(root)))
 
 
-def test_where_no_model_may_come_later_a_wrong_one_stops_the_start(root: Path) -> None:
-    with pytest.raises(RepositoryError, match="nmae"):
-        read_catalogue(Repository(root), None)
+def test_a_model_that_is_not_there_is_told_with_those_that_are(root: Path) -> None:
+    found = read_catalogue(Repository(root), ["triple"])
+    assert re.fullmatch(
+        r"key 'models': there is no model 'triple' \(models: bbb, .*double.*\)", found.problems["triple"]
+    )
+
+
+def test_a_name_in_two_versions_stops_the_start(root: Path) -> None:
+    with pytest.raises(StartError, match="two versions"):
+        read_catalogue(Repository(root), ["double:1", "double:2"])
