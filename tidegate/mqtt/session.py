@@ -33,10 +33,6 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 import structlog
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 
 from tidegate import clock
 from tidegate.mqtt.broker_socket import ReadAhead, connected_socket
@@ -44,6 +40,13 @@ from tidegate.mqtt.broker_url import BrokerUrl, Version
 from tidegate.mqtt.cpu_share import DutyCycle
 from tidegate.mqtt.errors import BrokerHungUp, BrokerRefused, MqttError, VersionRefused
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.settled_imports import absent
+
+with absent("dns"):
+    from paho.mqtt import client as paho
+    from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+    from paho.mqtt.packettypes import PacketTypes
+    from paho.mqtt.properties import Properties
 
 MAX_OUTSTANDING: Final = 10  # QoS 1 messages without a PUBACK
 MAX_UNWRITTEN: Final = 32  # QoS 0 messages that the socket has not taken

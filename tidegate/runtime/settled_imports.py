@@ -5,10 +5,12 @@ and again while they come, and a full collection walks through all of them ever 
 it is off meanwhile, and then they are frozen (`gc.freeze`). Anything that is garbage at that moment is kept too, which
 is next to nothing at a start and would be wrong later.
 
-structlog imports rich for the tracebacks that it draws on a terminal. Where stderr is none they are never drawn, and
-structlog is told that rich is not installed; whoever wants rich itself imports it as ever.
+Some libraries import others that they could do without, and never use them here. structlog imports rich for the
+tracebacks that it draws on a terminal, and where stderr is none they are never drawn. paho imports dnspython to find
+brokers by SRV records, which no part asks it for. Such a library is told that the other is not installed (`absent`);
+whoever wants the other itself imports it as ever.
 
-Both are a fifth of the CPU time in which a process starts. This file imports nothing that costs anything.
+Together this is a quarter of the CPU time in which a process starts. This file imports nothing that costs anything.
 
 gRPC hooks itself into `fork`, and asks the environment whether to as it is imported. uvloop starts a child by `fork`
 and `exec`; with the hook, gRPC's threads begin anew in the child before it has become another program, and where calls
@@ -39,12 +41,22 @@ def settled_imports() -> Iterator[None]:
             gc.enable()
 
 
+@contextmanager
+def absent(module: str) -> Iterator[None]:
+    """For the imports within: `module` is not installed. Changes nothing where it is imported already."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None  # type: ignore[assignment]  # how Python says that there is no such module
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
 def import_structlog() -> None:
     """Import structlog, without rich where stderr is no terminal. Does nothing where either is there already."""
     if "structlog" in sys.modules or "rich" in sys.modules or (sys.stderr is not None and sys.stderr.isatty()):
         return
-    sys.modules["rich"] = None  # type: ignore[assignment]  # how Python says that there is no such module
-    try:
+    with absent("rich"):
         import structlog  # noqa: F401
-    finally:
-        del sys.modules["rich"]

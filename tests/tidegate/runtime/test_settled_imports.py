@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tidegate.runtime.settled_imports import settled_imports
+from tidegate.runtime.settled_imports import absent, settled_imports
 
 _REPORT = """
 import gc, json, sys
@@ -34,7 +34,7 @@ def test_no_part_imports_what_it_may_never_need_and_what_it_imports_is_set_aside
     assert isinstance(modules, list) and {"gateway.app", "edge_agent.app", "cloud_pool.app", "structlog"} <= set(
         modules
     )
-    assert not {"torch", "onnxruntime", "transformers", "scipy", "rich.console"} & set(modules)
+    assert not {"torch", "onnxruntime", "transformers", "scipy", "rich.console", "dns"} & set(modules)
     assert found["collects"] is True
     assert isinstance(found["frozen"], int) and found["frozen"] > 50_000
 
@@ -51,6 +51,19 @@ def test_on_a_terminal_tracebacks_are_drawn_as_ever() -> None:
         os.close(ours)
         os.close(theirs)
     assert isinstance(found["modules"], list) and "rich.traceback" in found["modules"]
+
+
+def test_a_module_is_absent_for_the_imports_within_and_one_that_is_there_already_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    with pytest.raises(ModuleNotFoundError), absent("this"):
+        import this  # noqa: F401
+    assert "this" not in sys.modules
+
+    with absent("json"):
+        import json as within
+    assert within is json and sys.modules["json"] is json
 
 
 def test_collections_are_as_they_were_also_after_an_import_that_fails() -> None:
