@@ -4,6 +4,7 @@
                   what is lent, and who else leases        ◀── and what each gateway spends in the cloud
 
 The pauses between leases vary by a fifth: of gateways that ask in step, the last one would find nothing, each time.
+Between them a bucket that runs short is filled early, where the store had enough for it the last time.
 Each limit is one hash (`quota:NAME:KIND`: balance and instant, by the store's clock), which expires when its bucket has
 been full for a while. What is decided here and there is in `gateway/core/admission/leased_quotas.py`.
 """
@@ -23,7 +24,9 @@ from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
 
 FRESH_MS: Final = 2000  # a gateway that has not leased for so long does not lease
+_LOOKS: Final = 8  # in the time of a lease: whether a bucket runs short
 
+AskStore = Callable[[float, int, Sequence[PeerReport | None]], list[LeaseClaim]]
 log = structlog.get_logger(__name__)
 
 # KEYS: leasers, spending, then a bucket for each claim.
@@ -122,22 +125,30 @@ class QuotaLeaser:
         return self._leases
 
     async def _run(self) -> None:
+        next_at = clock.now()
         while True:
+            is_due = clock.now() >= next_at
             try:
-                await self._turn()
+                if is_due:
+                    await self._turn(self._quotas.ask)
+                elif self._quotas.runs_short:
+                    await self._turn(self._quotas.ask_early)
             except StoreUnavailable:  # it has said so
                 self._lost()
             except Exception:
                 log.exception("quotas cannot be leased; they are shared without the store")
                 self._lost()
-            await clock.sleep(self._lease_s * (0.8 + 0.4 * self._draw()))
+            now = clock.now()
+            if is_due:
+                next_at = now + self._lease_s * (0.8 + 0.4 * self._draw())
+            await clock.sleep(max(0.0, min(next_at - now, self._lease_s / _LOOKS)))
 
-    async def _turn(self) -> None:
+    async def _turn(self, ask: AskStore) -> None:
         now = clock.now()
         elsewhere = self._elsewhere(now)
         # Those that lease are gateways too, also where no broker shows them.
         gateways = max(self._peers.count(now), len(self._leasers | {self._gateway}) + len(elsewhere))
-        claims = self._quotas.ask(now, gateways, elsewhere)
+        claims = ask(now, gateways, elsewhere)
         cloud = "" if self._cloud is None else "{:.6g} {:.6g}".format(*self._cloud.told(now))
         keys = [self._store.key("leasers"), self._store.key("spending")]
         keys += [self._store.key("quota", claim.quota, claim.kind) for claim in claims]

@@ -7,6 +7,11 @@ all gateways, and each gateway draws from it, beside requests, what its callers 
                 was refused lately, or an equal part of half the burst, for the first requests after silence
     asked for   what is short of that; debts are short of it too
     given back  what is more than twice that
+    early       a bucket that the store could fill, and that has spent a quarter, is filled again before the next turn
+
+Callers come unevenly: with what is asked on average, a gateway would refuse a part of it although the tenant is under
+its quota, as often as several come between two turns. Holding more for that would keep it from the others; asking
+early does not. Where the store has no more, nothing is asked early: there is nothing to be had by it.
 
 What is held was taken out of the store's bucket before, so nothing is spent twice, wherever callers come in:
 
@@ -68,8 +73,23 @@ class _Known(NamedTuple):
     at: float
 
 
+class _Watched(NamedTuple):
+    """A bucket to which the store lent all that was asked for, and the balance below which it asks again at once."""
+
+    bucket: TokenBucket
+    low: float
+
+    @property
+    def runs_short(self) -> bool:
+        return self.bucket.leased and self.bucket.balance < self.low
+
+    @classmethod
+    def filled(cls, bucket: TokenBucket) -> _Watched:
+        return cls(bucket, _SHORT * bucket.balance)
+
+
 class LeasedQuotas:
-    """Mutable: `ask` once a lease, then `lent` with the answers, or `lost`.
+    """Mutable: `ask` once a lease, and `ask_early` while it `runs_short`; then `lent` with the answers, or `lost`.
 
     Args:
         shared: knows what is asked of each limit, and the share that it has without a store.
@@ -81,6 +101,7 @@ class LeasedQuotas:
         self._shared = shared
         self._lease_s = lease_s
         self._known: dict[tuple[str, str], _Known] = {}  # the store's buckets, when they were last seen
+        self._watched: dict[tuple[str, str], _Watched] = {}
         self._unpaid: dict[tuple[str, str], float] = {}  # of this turn's claims
         self._first_asked = self._first_other = 0  # of the next turn
 
@@ -110,6 +131,23 @@ class LeasedQuotas:
         for name, quota in islice(_from(others, self._first_other), MOST_ASKED - min(MOST_ASKED, len(claims))):
             self._first_other += 1
             claims.extend(self._claims(name, quota, now, gateways, elsewhere))
+        return claims
+
+    @property
+    def runs_short(self) -> bool:
+        """Whether a bucket may be empty before the next turn, although the store may have more for it."""
+        return any(one.runs_short for one in self._watched.values())
+
+    def ask_early(self, now: float, gateways: int, elsewhere: Sequence[PeerReport | None] = ()) -> list[LeaseClaim]:
+        """What is asked of the store between two turns, for the buckets that run short."""
+        self._unpaid = {}
+        claims: list[LeaseClaim] = []
+        short = [(key, one.bucket) for key, one in self._watched.items() if one.runs_short]
+        for (name, kind), bucket in short[:MOST_ASKED]:
+            asked = list(self._claim(name, kind, bucket, now, gateways, elsewhere))
+            if not asked:  # less is to be held than when it was filled
+                self._watched[name, kind] = _Watched.filled(bucket)
+            claims += asked
         return claims
 
     def _claims(
@@ -166,11 +204,16 @@ class LeasedQuotas:
                 bucket.lease(now)
             bucket.deposit(loan.granted - claim.back - self._unpaid.pop(key, 0.0))
             self._known[key] = _Known(loan.left, now)
+            if loan.granted >= claim.want * (1.0 - _ROUNDED):
+                self._watched[key] = _Watched.filled(bucket)
+            else:  # the store has no more: asking it more often would change who gets it, and not how much
+                self._watched.pop(key, None)
         if len(self._known) > 4 * MOST_ASKED:
             self._forget_those_that_are_gone()
 
     def _forget_those_that_are_gone(self) -> None:
         self._known = {key: one for key, one in self._known.items() if key[0] in self._tenants.quotas}
+        self._watched = {key: one for key, one in self._watched.items() if key[0] in self._tenants.quotas}
 
     def lost(self, now: float) -> None:
         """The store does not answer: every limit has its share from now on."""

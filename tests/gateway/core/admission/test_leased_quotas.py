@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import random
 from collections.abc import Callable
-from math import inf
+from functools import partial
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.core.admission.leased_quotas import LeaseClaim, LeasedQuotas, QuotaLoan
 from gateway.core.admission.shared_quotas import SharedQuotas
@@ -37,54 +41,94 @@ class Bucket:
 
 
 class LeasingGateways:
-    """Gateways with one tenant and one store, whose callers come at random."""
+    """Gateways with one tenant and one store, whose callers come at random.
 
-    def __init__(self, count: int, spec: TenantSpec, seed: int = 1) -> None:
+    Args:
+        store_s: the least and the most that a lease takes; the store does its part anywhere in between.
+    """
+
+    def __init__(
+        self, count: int, spec: TenantSpec, seed: int = 1, store_s: tuple[float, float] = (0.001, 0.02)
+    ) -> None:
         self.tenants = [TenantQuotas({"acme": spec}) for _ in range(count)]
         self.shared = [SharedQuotas(one) for one in self.tenants]
         self.leased = [LeasedQuotas(one, two, LEASE_S) for one, two in zip(self.tenants, self.shared, strict=True)]
         self.store: dict[tuple[str, str], Bucket] = {}
         self.is_away = False
         self.cut_off: set[int] = set()  # from the store; the others hear that each of them uses its part
-        self.draw = random.Random(seed)
+        self.asked_at: list[float] = []
+        self.turns = 0
         self.now = 0.0
+        self._draw = random.Random(seed)
+        self._store_s = store_s
+        self._due = [self._draw.random() * LEASE_S for _ in range(count)]
+        self._reports: list[PeerReport] = []
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._at(0.0, self._take)
+        for place in range(count):
+            self._at(self._due[place], partial(self._look, place))
 
     def run(self, seconds: float, rates: list[float], ask: Callable[[int, float], bool]) -> list[tuple[float, int]]:
+        """When and where requests were served."""
         served: list[tuple[float, int]] = []
         until = self.now + seconds
-        next_at = [self.now + self.draw.expovariate(rate) if rate else inf for rate in rates]
-        turn_at = [self.now + self.draw.random() * LEASE_S for _ in rates]
-        take_at = self.now
-        while self.now < until:
-            self.now = min(*next_at, *turn_at, take_at, until)
-            if self.now == take_at:
-                self._take()
-                take_at += 0.2
-            for place, at in enumerate(turn_at):
-                if at == self.now:
-                    self._turn(place)
-                    turn_at[place] += LEASE_S * (0.8 + 0.4 * self.draw.random())
-            for place, at in enumerate(next_at):
-                if at == self.now and self.now < until:
-                    next_at[place] += self.draw.expovariate(rates[place])
-                    if ask(place, self.now):
-                        served.append((self.now, place))
+
+        def call(place: int) -> None:
+            if self.now < until:
+                self.asked_at.append(self.now)
+                if ask(place, self.now):
+                    served.append((self.now, place))
+                self._at(self.now + self._draw.expovariate(rates[place]), partial(call, place))
+
+        for place, one in enumerate(rates):
+            if one:
+                self._at(self.now + self._draw.expovariate(one), partial(call, place))
+        while self._events[0][0] < until:
+            self.now, _, act = heapq.heappop(self._events)
+            act()
+        self.now = until
         return served
 
-    def _take(self) -> None:
-        reports = [PeerReport({name: dict(kinds) for name, kinds in one.take(self.now).items()}) for one in self.shared]
-        for place, shared in enumerate(self.shared):
-            shared.divide([one for other, one in enumerate(reports) if other != place], 0, self.now)
-        self.reports = reports
+    def _at(self, at: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (at, next(self._numbers), act))
 
-    def _turn(self, place: int) -> None:
+    def _take(self) -> None:
+        self._reports = [
+            PeerReport({name: dict(kinds) for name, kinds in one.take(self.now).items()}) for one in self.shared
+        ]
+        for place, shared in enumerate(self.shared):
+            shared.divide([one for other, one in enumerate(self._reports) if other != place], 0, self.now)
+        self._at(self.now + 0.2, self._take)
+
+    def _look(self, place: int) -> None:
+        """As the leaser does: a turn where one is due, an early one where a bucket runs short, or neither."""
         leased = self.leased[place]
+        is_due = self.now >= self._due[place]
         if self.is_away or place in self.cut_off:
             leased.lost(self.now)
+        elif is_due or leased.runs_short:
+            ask = leased.ask if is_due else leased.ask_early
+            claims = ask(self.now, len(self.leased), [self._reports[one] for one in self.cut_off])
+            took_s = self._draw.uniform(*self._store_s)
+            self.turns += 1
+            self._at(self.now + took_s * self._draw.random(), partial(self._lend, place, claims, self.now + took_s))
             return
-        claims = leased.ask(self.now, len(self.leased), [self.reports[one] for one in self.cut_off])
+        self._rest(place)
+
+    def _lend(self, place: int, claims: list[LeaseClaim], back_at: float) -> None:
         buckets = [self.store.setdefault((one.quota, one.kind), Bucket()) for one in claims]
-        leased.lent(claims, [one.lend(claim, self.now) for one, claim in zip(buckets, claims, strict=True)], self.now)
+        loans = [one.lend(claim, self.now) for one, claim in zip(buckets, claims, strict=True)]
+        self._at(back_at, partial(self._lent, place, claims, loans))
+
+    def _lent(self, place: int, claims: list[LeaseClaim], loans: list[QuotaLoan]) -> None:
+        self.leased[place].lent(claims, loans, self.now)
+        self._rest(place)
+
+    def _rest(self, place: int) -> None:
+        if self.now >= self._due[place]:
+            self._due[place] = self.now + LEASE_S * (0.8 + 0.4 * self._draw.random())
+        self._at(min(self._due[place], self.now + LEASE_S / 8), partial(self._look, place))
 
     def asks(self, number: int, now: float) -> bool:
         return self.tenants[number].of("acme").ask(now) <= 0.0
@@ -109,6 +153,67 @@ def test_a_quota_over_four_gateways_skewed_ten_to_one_is_kept_within_a_fiftieth(
         assert rate(served, since, since + 10.0) == pytest.approx(100.0, rel=0.02)
     of_small = sum(place > 0 for at, place in served if at > 3.0) / 20.0
     assert of_small >= 45.0, "those of which little is asked get most of it"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    skew=st.sampled_from([1.0, 2.0, 5.0, 10.0, 20.0, 30.0]),
+    load=st.sampled_from([1.5, 2.0, 4.0]),
+    store_s=st.sampled_from([(0.001, 0.001), (0.001, 0.02), (0.02, 0.02)]),
+    seed=st.integers(0, 10_000),
+)
+def test_what_is_asked_beyond_the_quota_is_granted_to_three_hundredths_whatever_the_skew(
+    skew: float, load: float, store_s: tuple[float, float], seed: int
+) -> None:
+    gateways = LeasingGateways(4, TenantSpec(requests_per_s=60.0), seed, store_s)
+    rates = [load * 60.0 * part / (skew + 3.0) for part in (skew, 1.0, 1.0, 1.0)]
+    served = gateways.run(15.0, rates, gateways.asks)
+    assert rate(served, 5.0, 15.0) == pytest.approx(60.0, rel=0.03)
+
+
+@pytest.mark.parametrize("skew", [1.0, 10.0, 30.0])
+def test_of_a_tenant_that_asks_for_less_than_its_quota_almost_nothing_is_refused(skew: float) -> None:
+    gateways = LeasingGateways(4, TenantSpec(requests_per_s=60.0))
+    rates = [0.8 * 60.0 * part / (skew + 3.0) for part in (skew, 1.0, 1.0, 1.0)]
+    served = gateways.run(30.0, rates, gateways.asks)
+    assert len(served) >= 0.99 * len(gateways.asked_at)
+    assert gateways.turns <= 2.0 * 4 * 30.0 / LEASE_S, "early turns are no more than the others"
+
+
+def test_where_the_store_has_no_more_nothing_is_asked_early() -> None:
+    gateways = LeasingGateways(4, TenantSpec(requests_per_s=60.0))
+    gateways.run(5.0, [100.0] * 4, gateways.asks)
+    before = gateways.turns
+    gateways.run(20.0, [100.0] * 4, gateways.asks)
+    assert gateways.turns - before <= 1.05 * 4 * 20.0 / LEASE_S
+
+
+def test_early_only_what_runs_short_is_asked_for() -> None:
+    tenants = TenantQuotas({name: TenantSpec(requests_per_s=100.0) for name in ("acme", "idle")})
+    leased = LeasedQuotas(tenants, SharedQuotas(tenants), LEASE_S)
+    claims = leased.ask(0.0, 2)
+    leased.lent(claims, [QuotaLoan(one.want, 1.0) for one in claims], 0.0)
+    assert not leased.runs_short
+    bucket = tenants.of("acme").requests
+    bucket.spend(0.3 * bucket.balance, 0.01)
+    assert leased.runs_short
+    (claim,) = leased.ask_early(0.01, 2)
+    assert claim.quota == "acme" and claim.want == pytest.approx(25.0 - bucket.balance, rel=1e-3)
+    leased.lent([claim], [QuotaLoan(0.5 * claim.want, 0.0)], 0.02)
+    assert not leased.runs_short, "the store has no more"
+
+
+def test_what_is_to_be_held_no_more_is_not_asked_for_early() -> None:
+    tenants = TenantQuotas({"acme": TenantSpec(requests_per_s=100.0)})
+    leased = LeasedQuotas(tenants, SharedQuotas(tenants), LEASE_S)
+    bucket = tenants.of("acme").requests
+    bucket.miss(60.0)  # a large request was refused
+    claims = leased.ask(0.0, 2)
+    leased.lent(claims, [QuotaLoan(one.want, 1.0) for one in claims], 0.0)
+    bucket.largest_missed = 0.0
+    bucket.spend(0.5 * bucket.balance, 0.01)
+    assert leased.runs_short and leased.ask_early(0.01, 2) == []
+    assert not leased.runs_short
 
 
 def test_the_quota_is_kept_while_the_skew_jumps_every_second() -> None:
