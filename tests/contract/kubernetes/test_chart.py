@@ -64,13 +64,19 @@ MORE: dict[str, dict[str, Any]] = {
     },
     "no metrics": {
         **SCALED,
+        "monitoring": {"serviceMonitor": {"enabled": True}},
         "autoscaling": {"kind": "hpa"},
         "gateway": {"config": {"metrics_port": 0}},
         "pool": {"config": {"metrics_port": 0}},
     },
-    "no metrics of a pool": {**SCALED, "pool": {"config": {"metrics_port": None}}},
+    "no metrics of a pool": {
+        **SCALED,
+        "monitoring": {"serviceMonitor": {"enabled": True}},
+        "pool": {"config": {"metrics_port": None}},
+    },
     "a pool alone": {
         **SCALED,
+        "monitoring": {"serviceMonitor": {"enabled": True}},
         "autoscaling": {"kind": "hpa"},
         "gateway": {"enabled": False, "config": {"metrics_port": 0}},
     },
@@ -247,6 +253,9 @@ def test_a_port_of_metrics_that_nobody_can_find_is_left_out(name: str, rendered:
         policy = made.one("NetworkPolicy", part)["spec"]["ingress"]
         assert {port["port"] for rule in policy for port in rule["ports"]} == opened, "what is let in is open"
     assert made.one("ScaledObject" if name == "no metrics of a pool" else "HorizontalPodAutoscaler", "t-pool")
+    monitors = {one["metadata"]["name"] for one in made.documents if one["kind"] == "ServiceMonitor"}
+    scraped = {"no metrics": set(), "no metrics of a pool": {"t-gateway"}, "a pool alone": {"t-pool"}}
+    assert monitors == scraped[name], "a monitor finds a Service"
 
 
 def _probes(container: dict[str, Any]) -> list[dict[str, Any]]:

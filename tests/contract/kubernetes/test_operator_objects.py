@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,20 @@ from tests.support.chart.rendering import EXAMPLES as CHART_EXAMPLES
 from tests.support.chart.rendering import Rendered, complaints_about, has_helm, render
 from tests.support.operator import definition_files
 from tests.support.operator.resources import VOLUME, body, objects_of, one_of
+from tests.support.ray.node import PYTHON as RAY_PYTHON
 from tidegate.tools.operator.cli import operator as operator_command
 from tidegate.tools.operator.cluster_objects import path_of
 from tidegate.tools.operator.definitions import GROUP, KINDS
 from tidegate.tools.operator.reconciler import DELETED, WORKLOADS
 from tidegate.tools.operator.rendering.gateway import PORTS
+from tidegate.tools.operator.rendering.ray_service import APPLICATION
 
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "operator" / "examples"
+DEPLOY = EXAMPLES.parents[1]
 PAGE = Path(__file__).parents[3] / "docs" / "operator.md"
 RESOURCES = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
 TLS = {"mode": "csi", "csi": {"issuerName": "fleet-ca", "gatewayHosts": ["gw.example"]}}
+TLS_OF_RESOURCES = {"mode": "csi", "issuerName": "fleet-ca"}
 # Of the chart's values and of the resources that say the same: what the operator names and labels in its own way.
 OWN_WORDS = ("labels", "ownerReferences", "annotations")
 pytestmark = [
@@ -43,6 +49,42 @@ def values(**more: Any) -> dict[str, Any]:
     }
 
 
+POLICY = {
+    "callers": [{"namespaceSelector": {"matchLabels": {"team": "apps"}}}],
+    "monitoring": [{"namespaceSelector": {"matchLabels": {"team": "watch"}}}],
+    "poolEgress": [{"ports": [{"port": 8883}]}],
+}
+MONITOR = {"enabled": True, "interval": "30s", "labels": {"release": "prometheus"}}
+# Of the chart's values, and of both resources: what is switched in addition to the above.
+SWITCHED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "as it comes": ({}, {}, {}),
+    "monitored": (
+        {"monitoring": {"serviceMonitor": MONITOR}}, {"serviceMonitor": MONITOR}, {"serviceMonitor": MONITOR}
+    ),
+    "monitored over tls": (
+        {"monitoring": {"serviceMonitor": MONITOR}, "tls": TLS},
+        {"serviceMonitor": MONITOR, "tls": TLS_OF_RESOURCES}, {"serviceMonitor": MONITOR, "tls": TLS_OF_RESOURCES},
+    ),
+    "peers": (
+        {"networkPolicy": POLICY},
+        {"networkPolicy": {key: POLICY[key] for key in ("callers", "monitoring")}},
+        {"networkPolicy": {"monitoring": POLICY["monitoring"], "egress": POLICY["poolEgress"]}},
+    ),
+    "whoever comes": (
+        {"networkPolicy": {"monitoring": []}}, *2 * ({"networkPolicy": {"monitoring": []}},)
+    ),
+    "no metrics": (
+        {"monitoring": {"serviceMonitor": MONITOR}, "gateway": {"config": {"metrics_port": 0}},
+         "pool": {"config": {"metrics_port": None}}},
+        {"serviceMonitor": MONITOR, "config": {"metrics_port": 0}},
+        {"serviceMonitor": MONITOR, "config": {"metrics_port": None}},
+    ),
+    "off": (
+        {"networkPolicy": {"enabled": False}}, *2 * ({"networkPolicy": {"enabled": False}},)
+    ),
+}  # fmt: skip
+
+
 def sent(tls: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     common: dict[str, Any] = {"modelsVolume": VOLUME, "modelsSubPath": "prod", "resources": RESOURCES}
     if tls:
@@ -56,7 +98,9 @@ def sent(tls: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, A
 
 @pytest.fixture(scope="module")
 def charts() -> dict[str, Rendered]:
-    return render({"plain": values(), "tls": values(tls=TLS)})[0]
+    basic = {"fullnameOverride": "t", "models": {"volume": VOLUME}}
+    switched = {name: {**basic, **own} for name, (own, _, _) in SWITCHED.items()}
+    return render({"plain": values(), "tls": values(tls=TLS), **switched})[0]
 
 
 @pytest.fixture(scope="module")
@@ -95,13 +139,15 @@ def test_the_way_to_a_gateway_that_the_page_shows_leads_there(operators: Rendere
     assert complaints_about([*objects, service, policy]) == []
     for selector in (service["spec"]["selector"], policy["spec"]["podSelector"]["matchLabels"]):
         assert selector.items() <= pod["metadata"]["labels"].items()
-    others, admin = policy["spec"]["ingress"]
+    (admin,) = policy["spec"]["ingress"]
     (peer,) = admin["from"]
     # The release is called `op` there and `edge` here.
     assert (peer["podSelector"]["matchLabels"] | {"app.kubernetes.io/instance": "edge"}).items() <= operator.items()
     assert service["spec"]["ports"][0]["port"] == admin["ports"][0]["port"] == PORTS["admin_port"]
-    open_ports = {one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}
-    assert open_ports <= {one["port"] for one in others["ports"]}, "what callers use stays open"
+    own = one_of(objects, "NetworkPolicy")
+    assert own["metadata"]["name"] != policy["metadata"]["name"], "it stays beside this one"
+    let_in = {port["port"] for rule in own["spec"]["ingress"] for port in rule["ports"]}
+    assert {one["name"] for one in pod["spec"]["containers"][0]["ports"]} == let_in, "what callers use stays open"
 
 
 def test_the_chart_passes_on_what_an_operator_with_conductors_needs() -> None:
@@ -158,9 +204,133 @@ def test_kubernetes_knows_every_field_of_what_is_made() -> None:
     wrong = copy.deepcopy(objects[0])
     wrong["metadata"]["lables"] = {}
 
+    within = [one for each in objects for one in inside(each)]
+    misspelt, unknown = (copy.deepcopy(one_of(objects, "RayService")) for _ in range(2))
+    misspelt["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["maxReplica"] = 3
+    unknown["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["container"] = []
+
     assert len(objects) > 20 and len(definitions) == 5
-    assert complaints_about([*objects, *definitions]) == []
-    assert len(complaints_about([wrong])) == 2, "once a version"
+    assert {"RayService", "EdgeApplication", "ServiceMonitor", "PodMonitor", "NetworkPolicy"} <= {
+        one["kind"] for one in objects
+    }
+    assert len(within) == 3, "the pods of Ray's head and workers, and KubeEdge's Deployment"
+    assert complaints_about([*objects, *within, *definitions]) == []
+    assert len(complaints_about([wrong, misspelt, inside(unknown)[0]])) == 3 * 2, "each once a version"
+
+
+def inside(one: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an object of another operator's carries of Kubernetes' own, as resources."""
+    if one["kind"] == "EdgeApplication":
+        return list(one["spec"]["workloadTemplate"]["manifests"])
+    if one["kind"] != "RayService":
+        return []
+    cluster = one["spec"]["rayClusterConfig"]
+    templates = [cluster["headGroupSpec"]["template"], *(each["template"] for each in cluster["workerGroupSpecs"])]
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "ray", **each.get("metadata", {})},
+            "spec": each["spec"],
+        }
+        for each in templates
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(SWITCHED))
+def test_policies_and_monitors_are_those_of_the_chart(name: str, charts: dict[str, Rendered]) -> None:
+    chart, (_, of_gateway, of_pool) = charts[name], SWITCHED[name]
+    assert (chart.error, chart.complaints) == ("", [])
+    common: dict[str, Any] = {"modelsVolume": VOLUME}
+    gateway = body("TidegateGateway", "t", pools=["t"], **common, **of_gateway)
+    objects = [*objects_of(gateway), *objects_of(body("TidegatePool", "t", **common, **of_pool))]
+    kinds = ("NetworkPolicy", "ServiceMonitor")
+    ours, theirs = (
+        {(one["kind"], one["metadata"]["name"]): one for one in each if one["kind"] in kinds}
+        for each in (objects, chart.documents)
+    )
+
+    assert ours.keys() == theirs.keys()
+    assert name == "no metrics" or len(ours) == {"off": 0, "as it comes": 2, "peers": 2, "whoever comes": 2}.get(
+        name, 4
+    )
+    for key, one in ours.items():
+        assert unselected(one["spec"]) == unselected(theirs[key]["spec"])
+        assert one["metadata"]["labels"].items() >= (MONITOR["labels"].items() if key[0] == "ServiceMonitor" else set())  # type: ignore[attr-defined]
+
+
+def unselected(spec: Any) -> Any:
+    """A spec in which pods and Services of ours are named by their component, and not by what the two name it."""
+    if isinstance(spec, list):
+        return [unselected(one) for one in spec]
+    if not isinstance(spec, dict):
+        return spec
+    own = ("app.kubernetes.io/name", "app.kubernetes.io/instance")
+    return {key: unselected(one) for key, one in spec.items() if key not in own}
+
+
+def test_a_pool_on_ray_is_that_of_the_manifest_for_kuberay() -> None:
+    theirs = yaml.safe_load((DEPLOY / "ray" / "rayservice.yaml").read_text())
+    ours = one_of(made(), "RayService")
+    (group,), (own,) = (one["spec"]["rayClusterConfig"]["workerGroupSpecs"] for one in (theirs, ours))
+    workers, own_workers = (one["template"]["spec"]["containers"][0] for one in (group, own))
+
+    assert complaints_about([theirs, *inside(theirs)]) == []
+    for key in ("enableInTreeAutoscaling",):
+        assert theirs["spec"]["rayClusterConfig"][key] == ours["spec"]["rayClusterConfig"][key]
+    heads = [one["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"] for one in (theirs, ours)]
+    assert heads[0] == heads[1], "no replica on the head"
+    assert workers["readinessProbe"] == own_workers["readinessProbe"]
+    assert workers["env"][0] == own_workers["env"][0], "they serve on without the head"
+    assert group["template"]["spec"]["terminationGracePeriodSeconds"] == 60
+    assert own["template"]["spec"]["terminationGracePeriodSeconds"] == 60
+    assert own_workers["resources"]["limits"]["nvidia.com/gpu"] == 1
+    serves, own_serves = (yaml.safe_load(one["spec"]["serveConfigV2"]) for one in (theirs, ours))
+    assert own_serves["proxy_location"] == serves["proxy_location"] == "Disabled"
+    (application,), (own_application,) = (one.pop("applications") for one in (serves, own_serves))
+    assert {**application, "args": {}} == {**own_application, "args": {}}
+    numbers = ("replicas", "cpus", "gpus")
+    assert [application["args"][key] for key in numbers] == [own_application["args"][key] for key in numbers]
+
+
+@pytest.mark.skipif(not RAY_PYTHON.exists(), reason="`make ray` has not set up Ray here")
+def test_ray_takes_the_application_and_each_replica_is_one_of_its_own() -> None:
+    program = (
+        "import json, sys, yaml; from ray.serve.schema import ServeDeploySchema;"
+        "from cloud_pool.ray_serve import replica_config;"
+        "said = yaml.safe_load(sys.stdin.read()); found = ServeDeploySchema.model_validate(said).applications[0];"
+        "given = {key: one for key, one in found.args.items() if key not in ('replicas', 'cpus', 'gpus')};"
+        "made = [replica_config('', given, rank, rank, '10.0.0.1') for rank in (0, 1)];"
+        "json.dump([[one.name, one.grpc_port, str(one.mqtt), found.name] for one in made], sys.stdout)"
+    )
+    text = one_of(made(), "RayService")["spec"]["serveConfigV2"]
+    done = subprocess.run(
+        [RAY_PYTHON, "-c", program], input=text, capture_output=True, text=True, check=False, cwd=DEPLOY.parent,
+        env={"TIDEGATE_POOL_MQTT": "mqtts://user:secret@broker:8883"},
+    )  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)
+    assert first[0].removesuffix("-0") == second[0].removesuffix("-1") and second[1] == first[1] + 1
+    assert "broker:8883" in first[2] and "secret" not in text
+    assert first[3] == APPLICATION, "its status is read under this name"
+
+
+def test_agents_of_kubeedge_are_those_of_the_manifest() -> None:
+    documents = list(yaml.safe_load_all((DEPLOY / "kubeedge" / "edge-application.yaml").read_text()))
+    theirs, ours = (
+        one["spec"]["workloadTemplate"]["manifests"][0]["spec"]["template"]["spec"]
+        for one in (one_of(documents, "EdgeApplication"), one_of(made(), "EdgeApplication"))
+    )
+
+    for key in ("tolerations", "enableServiceLinks", "automountServiceAccountToken", "terminationGracePeriodSeconds",
+                "securityContext"):  # fmt: skip
+        assert theirs[key] == ours[key]
+    assert {one["name"] for one in theirs["volumes"]} == {one["name"] for one in ours["volumes"]}
+    their, own = theirs["containers"][0], ours["containers"][0]
+    for key in ("args", "securityContext", "startupProbe", "volumeMounts"):
+        assert their[key] == own[key]
+    assert {one["name"] for one in their["env"]} <= {one["name"] for one in own["env"]}
 
 
 @pytest.mark.parametrize("name", ["plain", "tls"])

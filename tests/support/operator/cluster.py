@@ -34,10 +34,16 @@ GROUPS = {
     "statefulsets": "apps/v1", "daemonsets": "apps/v1", "roles": "rbac.authorization.k8s.io/v1",
     "rolebindings": "rbac.authorization.k8s.io/v1", "poddisruptionbudgets": "policy/v1",
     "horizontalpodautoscalers": "autoscaling/v2", "leases": "coordination.k8s.io/v1",
+    "networkpolicies": "networking.k8s.io/v1", "scaledobjects": "keda.sh/v1alpha1",
+    "servicemonitors": "monitoring.coreos.com/v1", "podmonitors": "monitoring.coreos.com/v1",
+    "rayservices": "ray.io/v1", "edgeapplications": "apps.kubeedge.io/v1alpha1",
     **{kind.plural: API_VERSION for kind in KIND_OF.values()},
 }  # fmt: skip
 KINDS = {plural: kind for kind, plural in PLURALS.items()}
-WORKLOADS = ("deployments", "statefulsets", "daemonsets")
+WORKLOADS = ("deployments", "statefulsets", "daemonsets", "rayservices", "edgeapplications")
+FOREIGN = {plural for plural, api in GROUPS.items() if api.partition("/")[0] in (
+    "keda.sh", "monitoring.coreos.com", "ray.io", "apps.kubeedge.io"
+)}  # fmt: skip
 
 
 class OperatorCluster:
@@ -51,6 +57,9 @@ class OperatorCluster:
         self.objects: dict[Key, dict[str, Any]] = {}
         self.writes: list[tuple[str, str, str]] = []  # verb, plural, name; leases are not counted
         self.asked: Counter[tuple[str, str]] = Counter()  # verb and plural
+        self.installed = set(FOREIGN)  # resources of others that the cluster knows
+        self.quiet: set[str] = set()  # plurals whose watches say nothing for now
+        self.held_back: set[str] = set()  # plurals whose controller lets go of a deleted object in `let_go` alone
         self.on_change: Callable[[Key, dict[str, Any] | None], None] = lambda _key, _one: None
         self._controllers = controllers
         self._faults: list[tuple[Callable[[str, str], bool], int]] = []
@@ -122,6 +131,12 @@ class OperatorCluster:
         """Delete an object, and what it owns."""
         self._delete((PLURALS[kind], "prod", name))
 
+    def let_go(self, kind: str, name: str) -> None:
+        """What the controller of an object with a finalizer does once it is deleted."""
+        key = (PLURALS[kind], "prod", name)
+        assert self.objects[key]["metadata"].get("deletionTimestamp")
+        self._delete(key)
+
     def one(self, kind: str, name: str) -> dict[str, Any]:
         return self.objects[PLURALS[kind], "prod", name]
 
@@ -165,6 +180,39 @@ class OperatorCluster:
         one["status"] = {"observedGeneration": one["metadata"]["generation"], **dict.fromkeys(numbers, wanted)}
         self._store((PLURALS[kind], "prod", name), one)
 
+    def serve(self, name: str, state: str, message: str = "", *, pending: bool = False) -> None:
+        """What KubeRay says of a RayService; it has no proxies, so KubeRay never calls it ready.
+
+        Args:
+            state: Serve's, of the newest cluster; pending: whether that is a second one.
+        """
+        one = copy.deepcopy(self.one("RayService", name))
+        wanted = one["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"]
+        newest = {
+            "rayClusterName": f"{name}-{'second' if pending else 'first'}",
+            "applicationStatuses": {"pool": {"status": state, "message": message}},
+            "rayClusterStatus": {"readyWorkerReplicas": wanted},
+        }
+        before = one.get("status", {}).get("activeServiceStatus", {})
+        one["status"] = {
+            "observedGeneration": one["metadata"]["generation"],
+            "numServeEndpoints": 0,
+            "activeServiceStatus": before if pending else newest,
+            "pendingServiceStatus": newest if pending else {},
+        }
+        self._store(("rayservices", "prod", name), one)
+
+    def _deploy(self, application: dict[str, Any]) -> None:
+        """A Deployment for the NodeGroup, as KubeEdge's controller makes it, and its pods."""
+        (manifest,) = application["spec"]["workloadTemplate"]["manifests"]
+        (group,) = application["spec"]["workloadScope"]["targetNodeGroups"]
+        made = copy.deepcopy(manifest)
+        made["metadata"]["name"] += f"-{group['name']}"
+        made["metadata"]["ownerReferences"] = [{"uid": application["metadata"]["uid"]}]
+        made["spec"]["replicas"] = group["overriders"]["replicas"]
+        self._store(("deployments", "prod", made["metadata"]["name"]), made)
+        self.roll_out("Deployment", made["metadata"]["name"])
+
     # what the server does
 
     def _list(self, request: Request) -> dict[str, Any]:
@@ -191,7 +239,7 @@ class OperatorCluster:
             return
         while clock.now() < until and this_round == self._round:
             news = self._news
-            for at, kind, one in list(self._log):
+            for at, kind, one in list(self._log) if plural not in self.quiet else ():
                 if at > version and PLURALS[one["kind"]] == plural:
                     version = at
                     yield {"type": kind, "object": one}
@@ -220,7 +268,7 @@ class OperatorCluster:
             self.writes.append((verb, plural, key[2]))
         if method == "delete":
             self._check_uid(key, _sent(request))
-            return self._delete(key)
+            return self._mark_deleted(key) if plural in self.held_back else self._delete(key)
         if method == "patch":
             return self._patch(key, request)
         sent = _sent(request)
@@ -233,6 +281,21 @@ class OperatorCluster:
 
     def _may_create(self, request: Request) -> bool:
         return "apply-patch" in request.headers.get("Content-Type", "")
+
+    def _mark_deleted(self, key: Key) -> dict[str, Any]:
+        one = copy.deepcopy(self.objects[key])
+        one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+        return self._store(key, one)
+
+    def _admit(self, key: Key, sent: dict[str, Any]) -> None:
+        """As KEDA's webhook: what a HorizontalPodAutoscaler scales is not scaled by a ScaledObject as well."""
+        target = sent["spec"].get("scaleTargetRef") if key[0] == "scaledobjects" else None
+        scaled = [
+            one["spec"].get("scaleTargetRef") for (plural, *_), one in self.objects.items()
+            if plural == "horizontalpodautoscalers"
+        ]  # fmt: skip
+        if target is not None and target in scaled:
+            raise KubernetesError(status=403, message="the workload is already managed by an hpa")
 
     def _check_uid(self, key: Key, options: dict[str, Any]) -> None:
         wanted = options.get("preconditions", {}).get("uid")
@@ -250,6 +313,7 @@ class OperatorCluster:
     def _apply(self, key: Key, manager: str, sent: dict[str, Any]) -> dict[str, Any]:
         before = copy.deepcopy(self.objects.get(key, {"metadata": {}}))
         assert sent["metadata"].get("uid") in (None, before["metadata"].get("uid"))
+        self._admit(key, sent)
         others = [one for (known, other), one in self._applied.items() if known == key and other != manager]
         _take_away(before, self._applied.get((key, manager), {}), sent, others)
         self._applied[key, manager] = copy.deepcopy(sent)
@@ -279,8 +343,15 @@ class OperatorCluster:
             self._delete(key)
 
     def _roll_out_if_there(self, key: Key) -> None:
-        if key in self.objects:
-            self.roll_out(KINDS[key[0]], key[2])
+        if key not in self.objects:
+            return
+        match key[0]:
+            case "rayservices":
+                self.serve(key[2], "RUNNING")
+            case "edgeapplications":
+                self._deploy(self.objects[key])
+            case plural:
+                self.roll_out(KINDS[plural], key[2])
 
     def _store(self, key: Key, one: dict[str, Any]) -> dict[str, Any]:
         before = self.objects.get(key)
@@ -333,7 +404,7 @@ class OperatorCluster:
         for matches, status in self._faults:
             if matches(verb, plural):
                 raise KubernetesError(status=status, message=f"a fault of the test: {status}")
-        if plural not in GROUPS:
+        if plural not in GROUPS or plural in FOREIGN - self.installed:
             raise KubernetesError(status=404, message=f"there is no {plural} here")
 
 
@@ -379,6 +450,6 @@ def _content(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_version(one: dict[str, Any]) -> dict[str, Any]:
-    kept = ("labels", "annotations", "ownerReferences", "name")
+    kept = ("labels", "annotations", "ownerReferences", "name", "deletionTimestamp")
     meta = {key: one["metadata"].get(key) for key in kept}
     return {**{key: each for key, each in one.items() if key not in ("kind", "apiVersion")}, "metadata": meta}

@@ -27,7 +27,9 @@ _PLURALS: Final = {
     "ConfigMap": "configmaps", "ServiceAccount": "serviceaccounts", "Service": "services", "Role": "roles",
     "RoleBinding": "rolebindings", "Deployment": "deployments", "StatefulSet": "statefulsets",
     "DaemonSet": "daemonsets", "PodDisruptionBudget": "poddisruptionbudgets",
-    "HorizontalPodAutoscaler": "horizontalpodautoscalers", "ScaledObject": "scaledobjects", "Lease": "leases",
+    "HorizontalPodAutoscaler": "horizontalpodautoscalers", "Lease": "leases", "NetworkPolicy": "networkpolicies",
+    "ScaledObject": "scaledobjects", "ServiceMonitor": "servicemonitors", "PodMonitor": "podmonitors",
+    "RayService": "rayservices", "EdgeApplication": "edgeapplications",
     **{kind.name: kind.plural for kind in KINDS},
 }  # fmt: skip
 

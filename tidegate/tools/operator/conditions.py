@@ -2,7 +2,8 @@
 
 `Accepted` says whether the resource could be rendered. Where it is false nothing was changed, and what ran before still
 runs. `Ready` says whether everything runs as the resource says now. `Autoscaled`, of a pool, says whether something was
-made that scales it. A condition keeps its time while it keeps its status.
+made that scales it, and `Monitored` whether something was made that scrapes. A condition keeps its time while it keeps
+its status.
 """
 
 from __future__ import annotations
@@ -32,12 +33,18 @@ class ResourceCondition:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a workload is: how many pods there shall be, are of the new template, and are ready."""
+    """How far a workload is: how many pods there shall be, are of the new template, and are ready.
+
+    Attributes:
+        seen: whether its controller has seen the newest template.
+        words: what its controller says of it, if anything.
+    """
 
     wanted: int
     updated: int
     ready: int
-    seen: bool  # whether its controller has seen the newest template
+    seen: bool
+    words: str = ""
 
     @property
     def complete(self) -> bool:
@@ -63,7 +70,7 @@ def progress_of(workload: Mapping[str, Any]) -> Progress:
 def together(parts: Sequence[Progress]) -> Progress:
     return Progress(
         sum(one.wanted for one in parts), sum(one.updated for one in parts), sum(one.ready for one in parts),
-        all(one.seen for one in parts),
+        all(one.seen for one in parts), "; ".join(one.words for one in parts if one.words),
     )  # fmt: skip
 
 
@@ -71,7 +78,8 @@ def readiness(progress: Progress) -> ResourceCondition:
     if progress.complete:
         return ResourceCondition("Ready", "True", "RolledOut")
     words = f"{progress.updated} of {progress.wanted} are as they shall be, {progress.ready} are ready"
-    return ResourceCondition("Ready", "False", "Progressing", words)
+    said = f"{words}: {progress.words}" if progress.words else words
+    return ResourceCondition("Ready", "False", "Progressing", said)
 
 
 def new_status(

@@ -87,6 +87,19 @@ _CSI_NAME: Final = Rule(
     f"self.spec.tls.mode != 'csi' || self.metadata.name.size() <= {LONGEST_NAME_WITH_CSI}",
     f"with tls.mode csi a name has at most {LONGEST_NAME_WITH_CSI} characters: pods' names are in certificates",
 )
+# Where a rule is of a pool that is not on Ray, or says nothing of one that is.
+_ON_RAY: Final = "!has(self.ray) || "
+_RAY_RULES: Final = (
+    Rule(f"{_ON_RAY}self.autoscaling.kind == 'none'",
+         "with ray nothing but replicas and `tidegate ray-scale` says how many there are: leave autoscaling out"),
+    Rule(f"{_ON_RAY}self.tls.mode == 'none'",
+         "with ray certificates are of nodes: mount them by extraVolumes, and name them in config.tls"),
+    Rule(f"{_ON_RAY}(self.replicas >= 1 && self.replicas <= self.ray.maxWorkers)",
+         "with ray there is one replica at least, and at most ray.maxWorkers"),
+    Rule(f"{_ON_RAY}!self.serviceMonitor.enabled",
+         "with ray no Service has the replicas' metrics: leave serviceMonitor out"),
+    Rule(f"{_ON_RAY}!has(self.config.advertise)", "with ray replicas have an address each: leave config.advertise out"),
+)  # fmt: skip
 _READY: Final = ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status')
 _REASON: Final = ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason')
 _COUNTS: Final = {
@@ -122,8 +135,13 @@ KINDS: Final = (
             Rule("!has(self.config.device) || self.config.device == 'auto' || "
                  "self.config.device.startsWith('cuda') == (self.device == 'cuda')",
                  "config.device is not the device that the image is for"),
+            *_RAY_RULES,
         ),
-        whole=(_SHORT, _CSI_NAME),
+        whole=(
+            _SHORT, _CSI_NAME,
+            Rule("!has(self.spec.ray) || self.metadata.name.matches('^[a-z]')",
+                 "with ray a name begins with a letter: Services of KubeRay are named after it"),
+        ),
         columns=(("Replicas", "integer", ".status.replicas"), ("Up", "integer", ".status.readyReplicas"), _READY,
                  _REASON),
         status=_COUNTS,
@@ -145,6 +163,8 @@ KINDS: Final = (
             _NO_NAME,
             Rule("!has(self.config.device_file)", "config.device_file is set for each group: use settings"),
             Rule("self.groups.all(one, one.name != 'all')", "no group is called all: that means every device"),
+            Rule("self.groups.all(one, !has(one.nodeGroup) || size(one.nodeSelector) == 0)",
+                 "nodeSelector or nodeGroup of a group, not both"),
             Rule("size(self.operatorKeys) == 0 || !has(self.config.rollout) || !has(self.config.rollout.keys)",
                  "operatorKeys or config.rollout.keys, not both"),
         ),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Any, Final
 
 import structlog
@@ -21,7 +22,11 @@ from tidegate.admin_client import AdminError
 from tidegate.tools.operator.cluster_objects import ApiRefused, ClusterObjects
 from tidegate.tools.operator.conditions import Progress, ResourceCondition, new_status, progress_of, readiness, together
 from tidegate.tools.operator.definitions import API_VERSION
+from tidegate.tools.operator.foreign_objects import NEEDED, edge_progress, ray_progress, with_missing
+from tidegate.tools.operator.foreign_objects import WORKLOADS as FOREIGN_WORKLOADS
+from tidegate.tools.operator.rendering.fleet import GROUP_LABEL
 from tidegate.tools.operator.rendering.objects import CHECKSUM, OWNER_KIND, OWNER_NAME, Object
+from tidegate.tools.operator.rendering.ray_service import APPLICATION
 from tidegate.tools.operator.rendering.render import mentions, render
 from tidegate.tools.operator.replica_ownership import HEIR, leaves_replicas, replicas_to_hand_over
 from tidegate.tools.operator.resource import CustomResource, Refused, ResourceKey
@@ -31,19 +36,34 @@ from tidegate.tools.operator.work_queue import WorkQueue
 WORKLOADS: Final = ("Deployment", "StatefulSet", "DaemonSet")
 # What a resource may have made before and not want any more; nothing else is ever deleted.
 _RBAC: Final = "rbac.authorization.k8s.io/v1"
+_POLICY: Final = ("networking.k8s.io/v1", "NetworkPolicy")
+_SCALERS: Final = (("autoscaling/v2", "HorizontalPodAutoscaler"), ("keda.sh/v1alpha1", "ScaledObject"))
+_MONITORING: Final = "monitoring.coreos.com/v1"
 DELETED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "TidegateGateway": (
-        ("v1", "Service"), (_RBAC, "RoleBinding"), (_RBAC, "Role"), ("policy/v1", "PodDisruptionBudget"),
-        ("v1", "ConfigMap"),
+        ("v1", "Service"), (_RBAC, "RoleBinding"), (_RBAC, "Role"), ("policy/v1", "PodDisruptionBudget"), _POLICY,
+        (_MONITORING, "ServiceMonitor"), ("v1", "ConfigMap"),
     ),
     "TidegatePool": (
-        ("autoscaling/v2", "HorizontalPodAutoscaler"), ("keda.sh/v1alpha1", "ScaledObject"),
-        ("policy/v1", "PodDisruptionBudget"), ("v1", "ConfigMap"),
+        *_SCALERS, ("policy/v1", "PodDisruptionBudget"), _POLICY, (_MONITORING, "ServiceMonitor"),
+        ("apps/v1", "StatefulSet"), ("ray.io/v1", "RayService"), ("v1", "Service"), ("v1", "ServiceAccount"),
+        ("v1", "ConfigMap"),
     ),
-    "TidegateFleet": (("apps/v1", "DaemonSet"), ("v1", "ConfigMap")),
+    "TidegateFleet": (
+        ("apps/v1", "DaemonSet"), ("apps.kubeedge.io/v1alpha1", "EdgeApplication"), (_MONITORING, "PodMonitor"),
+        ("v1", "ConfigMap"),
+    ),
 }  # fmt: skip
+# What serves, or is needed by pods that do: it stays until what takes its place is ready.
+_KEPT_UNTIL_READY: Final = frozenset(
+    {("TidegatePool", kind) for kind in ("StatefulSet", "RayService", "Service", "ServiceAccount")}
+    | {(kind, "ConfigMap") for kind in DELETED}
+)
 RESYNC_S: Final = 300.0  # everything is looked at again, so that what others have changed by hand is found
 ROLLOUT_S: Final = 5.0
+_FOREIGN_S: Final = (5.0, 30.0)  # workloads that are not watched: under way, and complete
+_MISSING_S: Final = 15.0  # until what is not installed is looked for again
+_REPLACED_S: Final = 1.0
 
 log = structlog.get_logger(__name__)
 
@@ -73,11 +93,8 @@ class Reconciler:
     def seen(self, kind: str, body: Mapping[str, Any]) -> None:
         """A watch has shown a resource; only a changed spec is work, not the status that this operator has written."""
         found = CustomResource.of(kind, body)
-        before = self._known.get(found.key)
-        self._known[found.key] = found
-        if before is None or (before.uid, before.generation) != (found.uid, found.generation):
+        if self._know(found):
             self._add(found.key)
-            self._add_all(mentions(found.key, self._known.values()))
 
     def gone(self, kind: str, body: Mapping[str, Any]) -> None:
         key = CustomResource.of(kind, body).key
@@ -140,7 +157,8 @@ class Reconciler:
         if body is None or body["metadata"].get("deletionTimestamp"):
             self._forget(key)
             return None
-        resource = self._known[key] = CustomResource.of(key.kind, body)
+        resource = CustomResource.of(key.kind, body)
+        self._know(resource)
         if key.kind == "TidegateRollout":
             return await self._carry(resource)
         await self._know_named(resource)
@@ -152,21 +170,27 @@ class Reconciler:
                 resource, [ResourceCondition("Accepted", "False", error.reason, str(error)), *_never_ran(resource)], {}
             )
             return None
-        applied = [await self._apply(one) for one in rendered.objects]
-        workloads = [one for one in applied if one["kind"] in WORKLOADS]
-        progress = together([progress_of(one) for one in workloads])
-        await self._delete_others(resource, rendered.objects, complete=progress.complete)
+        scalers = [one for one in rendered.objects if _kind_of(one) in _SCALERS]
+        applied, missing = await self._apply_all(one for one in rendered.objects if one not in scalers)
+        workloads = [one for one in applied if one["kind"] in (*WORKLOADS, *FOREIGN_WORKLOADS)]
+        progress = together([await self._progress(one) for one in workloads])
+        without = any(kind in FOREIGN_WORKLOADS for kind in missing)
+        await self._delete_others(resource, rendered.objects, complete=progress.complete and not without)
+        in_the_way = await self._scalers_in_the_way(resource, scalers)
+        if not in_the_way:
+            missing += (await self._apply_all(scalers))[1]
         ready = readiness(progress) if workloads else ResourceCondition("Ready", "True", "Applied")
-        fields = {**rendered.fields, **_counts(key.kind, workloads, progress)}
         accepted = ResourceCondition("Accepted", "True", "Rendered")
-        await self._say(resource, [accepted, ready, *rendered.conditions], fields)
-        return None
+        conditions = with_missing([accepted, ready, *rendered.conditions], missing)
+        fields = {**rendered.fields, **_counts(resource, workloads, progress)}
+        await self._say(resource, [_replacing(one, in_the_way) for one in conditions], fields)
+        return _again_s(workloads, progress, missing=missing, replacing=bool(in_the_way))
 
     async def _know_named(self, resource: CustomResource) -> None:
         """Read the resources that it names and no watch has shown yet, as at the start: they are not missing."""
         for key in resource.named:
             if key not in self._known and (body := await self._cluster.read(API_VERSION, *key)):
-                self._known[key] = CustomResource.of(key.kind, body)
+                self._know(CustomResource.of(key.kind, body))
                 self._add(key)
 
     async def _carry(self, resource: CustomResource) -> float | None:
@@ -184,6 +208,29 @@ class Reconciler:
         await self._say(resource, report.conditions, report.fields)
         return None if report.over else ROLLOUT_S
 
+    async def _apply_all(self, wanted: Iterable[Object]) -> tuple[list[Object], list[str]]:
+        """Return what there is now, and the kinds that the cluster does not know."""
+        applied: list[Object] = []
+        missing: list[str] = []
+        for one in wanted:
+            try:
+                applied.append(await self._apply(one))
+            except ApiRefused as error:
+                if error.status != HTTPStatus.NOT_FOUND or one["kind"] not in NEEDED:
+                    raise
+                missing.append(one["kind"])
+        return applied, missing
+
+    async def _progress(self, workload: Object) -> Progress:
+        if workload["kind"] == "RayService":
+            return ray_progress(workload, APPLICATION)
+        if workload["kind"] != "EdgeApplication":
+            return progress_of(workload)
+        meta = workload["metadata"]
+        chosen = {key: meta["labels"][key] for key in (OWNER_KIND, OWNER_NAME, GROUP_LABEL)}
+        made = await self._cluster.listed("apps/v1", "Deployment", meta["namespace"], chosen)
+        return edge_progress(workload, made)
+
     async def _apply(self, wanted: Object) -> Object:
         if leaves_replicas(wanted):
             await self._hand_over_replicas(wanted)
@@ -198,19 +245,39 @@ class Reconciler:
             await self._cluster.apply(given, manager=HEIR)
 
     async def _delete_others(self, resource: CustomResource, wanted: Sequence[Object], *, complete: bool) -> None:
-        """ConfigMaps stay until no pod is of the template before: one of those may start again meanwhile."""
-        names = {(one["kind"], one["metadata"]["name"]) for one in wanted}
+        """ConfigMaps stay until no pod is of the template before: one of those may start again meanwhile.
+
+        So does a pool's StatefulSet until its RayService serves, and the other way round.
+        """
         key = resource.key
         for api, kind in DELETED.get(key.kind, ()):
-            if kind == "ConfigMap" and not complete:
+            if (key.kind, kind) in _KEPT_UNTIL_READY and not complete:
                 continue
-            labels = {OWNER_KIND: key.kind, OWNER_NAME: key.name}
-            for one in await self._cluster.listed(api, kind, key.namespace, labels):
-                owners = {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or ()}
-                if (kind, one["metadata"]["name"]) not in names and resource.uid in owners:
+            for one in await self._unwanted(resource, api, kind, wanted):
+                if not one["metadata"].get("deletionTimestamp"):
                     self._check_lease()
                     await self._cluster.delete(one)
                     log.info("deleted", resource=str(key), object=f"{kind} {one['metadata']['name']}")
+
+    async def _scalers_in_the_way(self, resource: CustomResource, wanted: Sequence[Object]) -> list[Object]:
+        """What still scales the workload and shall not: KEDA refuses to scale what a HorizontalPodAutoscaler does.
+
+        A deleted ScaledObject stays until KEDA has let go of it.
+        """
+        if not wanted:
+            return []
+        return [one for api, kind in _SCALERS for one in await self._unwanted(resource, api, kind, wanted)]
+
+    async def _unwanted(self, resource: CustomResource, api: str, kind: str, wanted: Sequence[Object]) -> list[Object]:
+        """What the resource has made of a kind and does not want any more."""
+        names = {one["metadata"]["name"] for one in wanted if one["kind"] == kind}
+        labels = {OWNER_KIND: resource.key.kind, OWNER_NAME: resource.key.name}
+        return [
+            one
+            for one in await self._cluster.listed(api, kind, resource.key.namespace, labels)
+            if one["metadata"]["name"] not in names
+            and resource.uid in {owner.get("uid") for owner in one["metadata"].get("ownerReferences") or ()}
+        ]
 
     async def _say(
         self, resource: CustomResource, conditions: Sequence[ResourceCondition], fields: Mapping[str, Any]
@@ -224,6 +291,17 @@ class Reconciler:
     def _check_lease(self) -> None:
         if not self._held():
             raise LostLease
+
+    def _know(self, found: CustomResource) -> bool:
+        """Whether its spec is news. Those that it changes are looked at then, whoever was the first to see it."""
+        before = self._known.get(found.key)
+        if before is not None and before.uid == found.uid and before.generation > found.generation:
+            return False  # a watch that is behind what was read
+        self._known[found.key] = found
+        if before is not None and (before.uid, before.generation) == (found.uid, found.generation):
+            return False
+        self._add_all(mentions(found.key, self._known.values()))
+        return True
 
     def _add(self, key: ResourceKey) -> None:
         self._queue.add(key, clock.now())
@@ -248,17 +326,51 @@ def _never_ran(resource: CustomResource) -> list[ResourceCondition]:
     return [] if "Ready" in known else [ResourceCondition("Ready", "False", "NotAccepted")]
 
 
-def _counts(kind: str, workloads: Sequence[Object], progress: Progress) -> dict[str, Any]:
-    if kind == "TidegateFleet":
+def _kind_of(one: Object) -> tuple[str, str]:
+    return one["apiVersion"], one["kind"]
+
+
+def _replacing(condition: ResourceCondition, in_the_way: Sequence[Object]) -> ResourceCondition:
+    if not in_the_way or condition.type != "Autoscaled":
+        return condition
+    one = in_the_way[0]
+    words = f"{one['kind']} {one['metadata']['name']} has to be gone first; the replicas stay meanwhile"
+    return ResourceCondition("Autoscaled", "False", "Replacing", words)
+
+
+def _again_s(
+    workloads: Sequence[Object], progress: Progress, *, missing: Sequence[str], replacing: bool
+) -> float | None:
+    """When nobody reports a change, the seconds until somebody has to look."""
+    if replacing:
+        return _REPLACED_S
+    if missing:
+        return _MISSING_S
+    if any(one["kind"] in FOREIGN_WORKLOADS for one in workloads):
+        return _FOREIGN_S[progress.complete]
+    return None
+
+
+def _counts(resource: CustomResource, workloads: Sequence[Object], progress: Progress) -> dict[str, Any]:
+    if resource.key.kind == "TidegateFleet":
         return {
             "devices": progress.wanted, "updatedDevices": progress.updated, "readyDevices": progress.ready,
             "groups": len(workloads),
         }  # fmt: skip
     if not workloads:
         return {}
-    selector = workloads[0]["spec"]["selector"]["matchLabels"]
+    selector, checksum = _pods_of(workloads[0])
     return {
         "replicas": progress.wanted, "updatedReplicas": progress.updated, "readyReplicas": progress.ready,
         "selector": ",".join(f"{key}={value}" for key, value in sorted(selector.items())),
-        "configHash": workloads[0]["spec"]["template"]["metadata"]["annotations"][CHECKSUM],
+        "configHash": checksum,
     }  # fmt: skip
+
+
+def _pods_of(workload: Object) -> tuple[Mapping[str, str], str]:
+    """The labels of its pods, and the digest of their configuration."""
+    spec = workload["spec"]
+    if workload["kind"] == "RayService":
+        workers = spec["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["metadata"]["labels"]
+        return workers, workload["metadata"]["annotations"][CHECKSUM]
+    return spec["selector"]["matchLabels"], spec["template"]["metadata"]["annotations"][CHECKSUM]

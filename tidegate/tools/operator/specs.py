@@ -60,6 +60,41 @@ class DisruptionSpec(Spec):
     max_unavailable: int = Field(1, ge=1, le=1000, description="How many pods may be evicted at once.")
 
 
+class MonitorSpec(Spec):
+    """What the Prometheus operator scrapes by: a ServiceMonitor of gateways and pools, a PodMonitor of a fleet."""
+
+    enabled: bool = Field(False, description="Whether there is one. Needs the Prometheus operator's resources.")
+    interval: str = Field("15s", pattern=r"^[0-9]+(ms|s|m)$", description="Between two scrapes.")
+    labels: Texts = Field({}, description="Labels of the monitor, by which a Prometheus chooses it.")
+
+
+class PolicySpec(Spec):
+    """The NetworkPolicy, as far as gateways and pools have the same."""
+
+    enabled: bool = Field(True, description="Whether there is one.")
+    monitoring: list[Kubernetes] = Field(
+        [{"namespaceSelector": {}}], max_length=32,
+        description="Who may read metrics and /scaling, KEDA's operator for one: peers of a NetworkPolicy. Empty: "
+        "everything that reaches it.",
+    )  # fmt: skip
+
+
+class GatewayPolicySpec(PolicySpec):
+    """The NetworkPolicy of a gateway: who may call it."""
+
+    callers: list[Kubernetes] = Field(
+        [], max_length=32, description="Peers of a NetworkPolicy. Empty: everything that reaches it."
+    )
+
+
+class PoolPolicySpec(PolicySpec):
+    """The NetworkPolicy of a pool: gateways of its namespace send it work, and it calls nothing but DNS and these."""
+
+    egress: list[Kubernetes] = Field(
+        [], max_length=32, description="What it may reach beside DNS, such as its broker: rules of a NetworkPolicy."
+    )
+
+
 class ServingSpec(Spec):
     """What gateways and pools have in common."""
 
@@ -75,6 +110,9 @@ class ServingSpec(Spec):
     env_from: list[Kubernetes] = Field([], max_length=64, description="Sources of variables of the container.")
     resources: Kubernetes = Field({}, description="Requests and limits of the container.")
     pdb: DisruptionSpec = Field(DisruptionSpec.model_validate({}), description="The PodDisruptionBudget.")
+    service_monitor: MonitorSpec = Field(
+        MonitorSpec.model_validate({}), description="The ServiceMonitor; there is none without a metrics_port."
+    )
     node_selector: Texts = Field({}, description="As in a pod.")
     tolerations: list[Kubernetes] = Field([], max_length=64, description="As in a pod.")
     affinity: Kubernetes = Field({}, description="As in a pod.")
@@ -106,6 +144,9 @@ class TidegateGatewaySpec(ServingSpec):
         "model_repository, discovery, gateways, drain_s, tls). The name is the pod's.",
     )
     service: ServiceSpec = Field(ServiceSpec.model_validate({}), description="The Service of callers.")
+    network_policy: GatewayPolicySpec = Field(
+        GatewayPolicySpec.model_validate({}), description="The NetworkPolicy: who may call it and read its metrics."
+    )
     pre_stop_sleep_seconds: Seconds = Field(
         5, description="Between the end of a pod and its drain; load balancers hear of it then."
     )
@@ -124,8 +165,31 @@ class AutoscalingSpec(Spec):
     polling_interval: int = Field(15, ge=1, le=3600, description="Seconds between KEDA's questions.")
 
 
+class RedisPasswordSpec(Spec):
+    """The Secret with the password of the Redis behind Ray's control store."""
+
+    name: ObjectName = Field(description="The Secret's name.")
+    key: str = Field("password", min_length=1, max_length=253, description="The key in it.")
+
+
+class RaySpec(Spec):
+    """A Ray cluster that KubeRay keeps, with one worker a replica."""
+
+    redis_address: str = Field(
+        max_length=260, pattern=r"^[A-Za-z0-9._-]+:[0-9]{1,5}$",
+        description="host:port of the Redis behind Ray's control store; without one a lost head loses the cluster.",
+    )  # fmt: skip
+    redis_password: RedisPasswordSpec | None = Field(None, description="Where its password is.")
+    reconnect_timeout_seconds: int = Field(
+        600, ge=60, le=86_400, description="Workers serve on for so long while the head is away."
+    )
+    cpus: float = Field(1.0, ge=0, le=1024, description="What Ray sets aside for a replica, of its worker's cores.")
+    max_workers: int = Field(16, ge=1, le=1000, description="Never more workers.")
+    head_resources: Kubernetes = Field({}, description="Requests and limits of the head, which runs no replica.")
+
+
 class TidegatePoolSpec(ServingSpec):
-    """A pool: a StatefulSet, because a pool's name is what its measured costs are kept under."""
+    """A pool: a StatefulSet, because a pool's name is what its measured costs are kept under; or replicas on Ray."""
 
     replicas: int = Field(1, ge=0, le=1000, description="How many there are, without autoscaling.")
     device: Literal["cpu", "cuda"] = Field("cpu", description="Which image is taken, and whether it asks for GPUs.")
@@ -139,6 +203,12 @@ class TidegatePoolSpec(ServingSpec):
     )
     autoscaling: AutoscalingSpec = Field(
         AutoscalingSpec.model_validate({}), description="Who sets the number of replicas."
+    )
+    network_policy: PoolPolicySpec = Field(
+        PoolPolicySpec.model_validate({}), description="The NetworkPolicy; there is none with ray."
+    )
+    ray: RaySpec | None = Field(
+        None, description="With it the pool is a RayService of KubeRay's (docs/ray.md), not a StatefulSet."
     )
     runtime_class_name: str = Field("", max_length=253, description="As in a pod.")
     start_seconds: int = Field(600, ge=5, le=86_400, description="How long a start may take, warm-up included.")
@@ -163,11 +233,21 @@ class TidegateModelSpec(Spec):
     sub_path: str = Field("", max_length=512, description="The folder of the version in the volume.")
 
 
+class NodeGroupSpec(Spec):
+    """A NodeGroup of KubeEdge's, whose nodes run the agents of a group by an EdgeApplication."""
+
+    name: ObjectName = Field(description="The NodeGroup's name; it is not the operator's.")
+    nodes: int = Field(ge=0, le=100_000, description="How many nodes it has: so many agents, one a node.")
+
+
 class FleetGroupSpec(Spec):
     """Devices of one group: the nodes that a selector chooses, with settings of their own."""
 
     name: ObjectName = Field(description="The group, as in `rollout.groups`.")
     node_selector: Texts = Field({}, description="Which nodes; empty: those with tidegate.dev/group=NAME.")
+    node_group: NodeGroupSpec | None = Field(
+        None, description="Instead: a NodeGroup of KubeEdge's, by an EdgeApplication and not a DaemonSet."
+    )
     settings: dict[str, Any] = Field(
         {}, description="Settings that running agents follow without a restart (docs/configuring-devices.md)."
     )
@@ -195,6 +275,9 @@ class TidegateFleetSpec(Spec):
     )
     resources: Kubernetes = Field({}, description="Requests and limits of the container.")
     tolerations: list[Kubernetes] = Field([], max_length=64, description="Beside those of edge nodes.")
+    pod_monitor: MonitorSpec = Field(
+        MonitorSpec.model_validate({}), description="The PodMonitor; there is none without a metrics_port."
+    )
 
 
 class TidegateRolloutSpec(Spec):

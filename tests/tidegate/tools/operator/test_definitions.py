@@ -24,6 +24,7 @@ TAKEN_WORDS = {
     "properties", "items", "additionalProperties", "x-kubernetes-preserve-unknown-fields", "x-kubernetes-validations",
     "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
 }  # fmt: skip
+RAY: dict[str, Any] = {"ray": {"redisAddress": "redis:6379"}}
 MODELS: dict[str, Any] = {"modelsVolume": {"emptyDir": {}}}
 # What the API server must refuse: a kind, a spec, and a word of what it says.
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -57,6 +58,34 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "cores and GPUs": ("TidegatePool", {**MODELS, "config": {"device": "cuda:1"}}, "the device that the image is for"),
     "one certificate for a scaled pool": (
         "TidegatePool", {**MODELS, "tls": {"mode": "secret", "secret": "p"}, "autoscaling": {"kind": "hpa"}}, "csi"
+    ),
+    "a Redis that is no address": ("TidegatePool", {**MODELS, "ray": {"redisAddress": "redis"}}, "redisAddress"),
+    "a pool on Ray without Redis": ("TidegatePool", {**MODELS, "ray": {}}, "redisAddress"),
+    "a pool on Ray that KEDA scales": (
+        "TidegatePool", {**MODELS, **RAY, "autoscaling": {"kind": "keda", "gateway": "main"}}, "tidegate ray-scale"
+    ),
+    "a certificate a pod on Ray": (
+        "TidegatePool", {**MODELS, **RAY, "tls": {"mode": "csi", "issuerName": "ca"}}, "config.tls"
+    ),
+    "no replica on Ray": ("TidegatePool", {**MODELS, **RAY, "replicas": 0}, "ray.maxWorkers"),
+    "more replicas than workers": ("TidegatePool", {**MODELS, **RAY, "replicas": 17}, "ray.maxWorkers"),
+    "a monitor of a pool on Ray": ("TidegatePool", {**MODELS, **RAY, "serviceMonitor": {"enabled": True}}, "metrics"),
+    "one address for replicas on Ray": (
+        "TidegatePool", {**MODELS, **RAY, "config": {"advertise": "10.0.0.1:9000"}}, "config.advertise"
+    ),
+    "an interval without a unit": (
+        "TidegateGateway", {**MODELS, "serviceMonitor": {"enabled": True, "interval": "15"}}, "interval"
+    ),
+    "a policy's key of the other": (
+        "TidegateGateway", {**MODELS, "networkPolicy": {"egress": []}}, ".spec.networkPolicy.egress"
+    ),
+    "nodes by both": (
+        "TidegateFleet",
+        {"groups": [{"name": "a", "nodeSelector": {"x": "y"}, "nodeGroup": {"name": "a", "nodes": 1}}]},
+        "nodeSelector or nodeGroup",
+    ),
+    "a group of nobody knows how many": (
+        "TidegateFleet", {"groups": [{"name": "a", "nodeGroup": {"name": "a"}}]}, "nodes"
     ),
     "no version": ("TidegateModel", {"model": "digits", "manifest": {}}, "version"),
     "a path as a model": ("TidegateModel", {"model": "../x", "version": "1", "manifest": {}}, "model"),
@@ -139,6 +168,8 @@ def test_names_leave_room_for_those_of_pods() -> None:
     assert refusals(resource("TidegateGateway", spec, "a" * 15)) == []
     assert "15 characters" in refusals(resource("TidegateGateway", spec, "a" * 16))[0]
     assert "40 characters" in refusals(resource("TidegateGateway", MODELS, "a" * 41))[0]
+    assert refusals(resource("TidegatePool", MODELS, "4gpus")) == []
+    assert "begins with a letter" in refusals(resource("TidegatePool", {**MODELS, **RAY}, "4gpus"))[0]
 
 
 def test_a_version_of_a_model_stays_that_version() -> None:

@@ -12,6 +12,8 @@ from tidegate.tools.operator.rendering.render import mentions, render
 from tidegate.tools.operator.resource import Refused
 
 GATEWAY: dict[str, Any] = {"modelsVolume": VOLUME, "pools": ["cores"]}
+BROKER = "mqtt://broker:1883"
+RAY: dict[str, Any] = {"redisAddress": "redis:6379"}
 FLEET: dict[str, Any] = {"groups": [{"name": "kiosks"}, {"name": "tills", "nodeSelector": {"kind": "till"}}]}
 
 
@@ -110,13 +112,16 @@ def test_a_gateway_without_a_metrics_port_scales_nothing() -> None:
     left_out, asked_anew = render(stored(pool), {gateway.key: gateway}), render(stored(pool), {})
 
     assert [one for one in asked_anew.objects if one["kind"] != "ScaledObject"] == left_out.objects, "it serves"
-    (said,), (later,) = left_out.conditions, asked_anew.conditions
+    said, later = left_out.conditions[0], asked_anew.conditions[0]
     assert (said.type, said.status, said.reason, "metrics_port" in said.message) == (
         "Autoscaled", "False", "NoMetrics", True
     )  # fmt: skip
     assert (later.type, later.status, later.message) == ("Autoscaled", "True", ""), "what was said does not stay"
-    (never,) = render(stored(body("TidegatePool", "gpus", modelsVolume=VOLUME)), {}).conditions
-    assert (never.type, never.status, never.message) == ("Autoscaled", "False", "")
+    never = render(stored(body("TidegatePool", "gpus", modelsVolume=VOLUME)), {}).conditions
+    assert [(one.type, one.status, one.message) for one in never] == [
+        ("Autoscaled", "False", ""),
+        ("Monitored", "False", ""),
+    ]
 
 
 def test_every_object_goes_with_its_resource() -> None:
@@ -191,6 +196,15 @@ def test_a_changed_manifest_starts_who_mounts_it_again() -> None:
         ),
         (body("TidegatePool", "a", modelsVolume=VOLUME, config={"grpc_port": 0}), "InvalidConfig", "grpc_port"),
         (body("TidegatePool", "a", modelsVolume=VOLUME, config={"servers": 2}), "InvalidConfig", "spec.config.servers"),
+        (body("TidegatePool", "a", modelsVolume=VOLUME, ray=RAY), "InvalidConfig", "spec.config.mqtt"),
+        (
+            body("TidegatePool", "a", modelsVolume=VOLUME, ray=RAY, config={"mqtt": BROKER, "grpc_port": 0}),
+            "InvalidConfig", "grpc_port",
+        ),
+        (
+            body("TidegatePool", "a", modelsVolume=VOLUME, ray=RAY, config={"mqtt": BROKER, "servers": 2}),
+            "InvalidConfig", "spec.config.servers",
+        ),
         (
             body("TidegateModel", "m", model="digits", version="2", manifest=MODEL["manifest"]),
             "InvalidManifest", "digits 1",

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from tidegate.tools.operator.conditions import ResourceCondition
 from tidegate.tools.operator.rendering.model import MountedModel
+from tidegate.tools.operator.rendering.monitor import METRICS_LABEL, service_monitor
+from tidegate.tools.operator.rendering.network_policy import gateway_policy
 from tidegate.tools.operator.rendering.objects import Object, ObjectFamily, as_yaml, digest
 from tidegate.tools.operator.rendering.pod_template import disruption_budget, image, name_variable, pod_template
 from tidegate.tools.operator.rendering.process_config import MODELS, TLS, judged, merged, named_port
@@ -60,19 +63,23 @@ def gateway_config(spec: TidegateGatewaySpec) -> dict[str, Any]:
     return config
 
 
-def render_gateway(resource: CustomResource, models: Sequence[MountedModel]) -> list[Object]:
-    """Raises Refused."""
+def render_gateway(resource: CustomResource, models: Sequence[MountedModel]) -> tuple[list[Object], ResourceCondition]:
+    """Return its objects, and whether its metrics are scraped. Raises Refused."""
     spec = resource.parsed(TidegateGatewaySpec)
     part = part_of(resource)
     config = gateway_config(spec)
     config_map = part.config_map({FILE: as_yaml(config)})
-    return [
+    monitors, monitored = service_monitor(part, spec.service_monitor, config, encrypted=spec.tls.mode != "none")
+    objects = [
         config_map,
         *_account(part, watches=_watches(config)),
         *_services(part, spec, config),
+        *gateway_policy(part, spec.network_policy, config),
         _deployment(part, spec, config, config_map, models),
         *disruption_budget(part, spec),
+        *monitors,
     ]
+    return objects, monitored
 
 
 def _watches(config: dict[str, Any]) -> bool:
@@ -114,8 +121,7 @@ def _services(part: ObjectFamily, spec: TidegateGatewaySpec, config: dict[str, A
         "selector": part.selector,
         "ports": [{"name": "metrics", "port": config["metrics_port"], "targetPort": "metrics"}],
     }
-    labels = {"tidegate/metrics": "true"}
-    return [callers, part.object("v1", "Service", f"{part.name}-metrics", labels=labels, spec=metrics)]
+    return [callers, part.object("v1", "Service", f"{part.name}-metrics", labels=METRICS_LABEL, spec=metrics)]
 
 
 def _deployment(

@@ -11,9 +11,13 @@ from typing import Any, Final
 from tidegate.tools.operator.conditions import ResourceCondition
 from tidegate.tools.operator.rendering.gateway import scaling_url
 from tidegate.tools.operator.rendering.model import MountedModel
+from tidegate.tools.operator.rendering.monitor import METRICS_LABEL, service_monitor
+from tidegate.tools.operator.rendering.network_policy import pool_policy
 from tidegate.tools.operator.rendering.objects import Object, ObjectFamily, as_yaml, digest
 from tidegate.tools.operator.rendering.pod_template import disruption_budget, image, name_variable, pod_template
 from tidegate.tools.operator.rendering.process_config import MODELS, TLS, judged, merged, named_port
+from tidegate.tools.operator.rendering.ray_service import part_of as part_on_ray
+from tidegate.tools.operator.rendering.ray_service import ray_service
 from tidegate.tools.operator.resource import CustomResource, Refused, ResourceKey
 from tidegate.tools.operator.specs import TidegatePoolSpec
 
@@ -58,8 +62,8 @@ def pool_config(spec: TidegatePoolSpec) -> dict[str, Any]:
 
 def render_pool(
     resource: CustomResource, models: Sequence[MountedModel], gateway: CustomResource | None = None
-) -> tuple[list[Object], ResourceCondition]:
-    """Return its objects, and whether something scales it.
+) -> tuple[list[Object], list[ResourceCondition]]:
+    """Return its objects, and whether something scales it and scrapes its metrics.
 
     Args:
         gateway: the one that scales it; None: it is not there yet.
@@ -68,19 +72,25 @@ def render_pool(
         Refused: it cannot become anything.
     """
     spec = resource.parsed(TidegatePoolSpec)
+    if spec.ray is not None:
+        made = ray_service(part_on_ray(resource), spec, spec.ray, _resources(spec), models)
+        return [made], [ResourceCondition(one, "False", "NotAsked") for one in ("Autoscaled", "Monitored")]
     part = part_of(resource)
     config = pool_config(spec)
     config_map = part.config_map({FILE: as_yaml(config)})
+    monitors, monitored = service_monitor(part, spec.service_monitor, config)
     scalers, scaled = _scaling(part, spec, gateway)
     objects = [
         config_map,
         part.object("v1", "ServiceAccount", automountServiceAccountToken=False),
         _service(part, config),
+        *pool_policy(part, spec.network_policy, config),
         _stateful_set(part, spec, config, config_map, models),
         *disruption_budget(part, spec),
+        *monitors,
         *scalers,  # last: where KEDA is not installed yet, the pool serves all the same
     ]
-    return objects, scaled
+    return objects, [scaled, monitored]
 
 
 def _service(part: ObjectFamily, config: dict[str, Any]) -> Object:
@@ -89,7 +99,7 @@ def _service(part: ObjectFamily, config: dict[str, Any]) -> Object:
     if config["metrics_port"]:
         ports.append({"name": "metrics", "port": config["metrics_port"], "targetPort": "metrics"})
     said = {"clusterIP": "None", "selector": part.selector, "ports": ports}
-    return part.object("v1", "Service", labels={"tidegate/metrics": "true"}, spec=said)
+    return part.object("v1", "Service", labels=METRICS_LABEL, spec=said)
 
 
 def _stateful_set(

@@ -10,7 +10,7 @@ from tidegate.tools.operator.conditions import ResourceCondition
 from tidegate.tools.operator.rendering.fleet import render_fleet
 from tidegate.tools.operator.rendering.gateway import render_gateway
 from tidegate.tools.operator.rendering.model import MountedModel, manifest_of, mounted, render_model
-from tidegate.tools.operator.rendering.objects import CHECKSUM, Object, digest
+from tidegate.tools.operator.rendering.objects import Object, digest
 from tidegate.tools.operator.rendering.pool import render_pool
 from tidegate.tools.operator.resource import CustomResource, Refused, ResourceKey
 from tidegate.tools.operator.specs import TidegateModelSpec
@@ -40,20 +40,19 @@ def render(resource: CustomResource, known: Mapping[ResourceKey, CustomResource]
     """
     match resource.key.kind:
         case "TidegateGateway":
-            return Rendered(render_gateway(resource, _models(resource, known, with_files=False)), {})
+            objects, monitored = render_gateway(resource, _models(resource, known, with_files=False))
+            return Rendered(objects, {}, [monitored])
         case "TidegatePool":
             gateway = next(
                 (known[key] for key in resource.named if key in known and key.kind == "TidegateGateway"), None
             )
-            objects, scaled = render_pool(resource, _models(resource, known, with_files=True), gateway)
-            return Rendered(objects, {}, [scaled])
+            objects, conditions = render_pool(resource, _models(resource, known, with_files=True), gateway)
+            return Rendered(objects, {}, conditions)
         case "TidegateModel":
             return _rendered_model(resource, known)
         case "TidegateFleet":
-            objects = render_fleet(resource)
-            sets = [one for one in objects if one["kind"] == "DaemonSet"]
-            checksum = sets[0]["spec"]["template"]["metadata"]["annotations"][CHECKSUM]
-            return Rendered(objects, {"configHash": checksum})
+            objects, checksum, monitored = render_fleet(resource)
+            return Rendered(objects, {"configHash": checksum}, [monitored])
     return Rendered([], {})
 
 
