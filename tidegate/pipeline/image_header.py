@@ -28,6 +28,8 @@ _MOST_SIDE: Final = 65_535  # a JPEG has no larger one, and a model no use for o
 # Start of frame, of all processes; the three between them are tables and an extension.
 _FRAMES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SOS: Final = 0xDA
+_SIDES: Final = struct.Struct(">II")
+_CHUNK: Final = struct.Struct(">I4s")  # its length and its type, before its data and a checksum of 4 bytes
 Kind = Literal["JPEG", "PNG"]
 
 
@@ -64,13 +66,16 @@ def read_header(encoded: bytes) -> ImageHeader:
 def _png(encoded: bytes) -> ImageHeader:
     if encoded[8:16] != b"\0\0\0\x0dIHDR" or len(encoded) < 33:
         raise BadImage("is a PNG without a header")
-    width, height = struct.unpack_from(">II", encoded, 16)
-    at, left = 33, _FEWEST_CHUNKS + len(encoded) // _BYTES_A_CHUNK
-    while at + 8 <= len(encoded) and encoded[at + 4 : at + 8] != b"IEND":
+    width, height = _SIDES.unpack_from(encoded, 16)
+    at, left, last = 33, _FEWEST_CHUNKS + len(encoded) // _BYTES_A_CHUNK, len(encoded) - _CHUNK.size
+    while at <= last:
+        length, kind = _CHUNK.unpack_from(encoded, at)
+        if kind == b"IEND":
+            break
         left -= 1
         if left < 0:
             raise BadImage(f"is a PNG of more than {_FEWEST_CHUNKS} chunks, of fewer than {_BYTES_A_CHUNK} bytes each")
-        at += 12 + int.from_bytes(encoded[at : at + 4], "big")  # length, type and checksum are 4 bytes each
+        at += length + 12
     return ImageHeader("PNG", width, height, encoded)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import warnings
 import zlib
 from io import BytesIO
 from typing import Any
@@ -236,3 +237,23 @@ def test_without_pillow_the_model_does_not_load_and_the_error_names_the_extra(mo
         EngineError, match=r"step image_decode \(pixels\) needs Pillow.*pip install 'tidegate\[images\]'"
     ):
         PipelineEngine(of)
+
+
+def test_an_image_alone_is_the_image_that_it_is_among_others() -> None:
+    one, other = (as_file(Image.fromarray(np.roll(COLOURS, turn, 1))) for turn in (0, 5))
+    both = decoded(one, other)
+    np.testing.assert_array_equal(np.concatenate([decoded(one), decoded(other)]), both)
+    tiny = np.concatenate([decoded(file, height=4, width=4, channels="L", layout="nchw") for file in (one, other)])
+    np.testing.assert_array_equal(tiny, decoded(one, other, height=4, width=4, channels="L", layout="nchw"))
+
+
+def test_what_pillow_says_of_a_broken_exif_is_no_line_of_the_log() -> None:
+    file = BytesIO()
+    broken = b"Exif\0\0II*\0\x08\0\0\0\x02\0\x12\x01\x03\0\x01\0\0\0"  # two entries, and the end within the first
+    Image.fromarray(COLOURS).save(file, "JPEG", exif=broken)
+    with pytest.warns(UserWarning, match="EXIF"):
+        Image.open(BytesIO(file.getvalue())).getexif()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert decoded(file.getvalue()).shape == (1, 12, 20, 3)
+    assert not said
