@@ -15,7 +15,8 @@ while queues and requests in flight move against each other: then the queues are
 gateways), and letting fewer in would not shorten them (the correlation guard).
 
 A generation holds a place for as long as all of its tokens take, so few end and the limit would learn slowly what
-targets say outright: how many they take at a time. It never falls below that.
+targets say outright: how many they take at a time. It never falls below that, as far as they have shown it
+(`gateway/core/fleet/concurrency_credit.py`).
 
 Chosen over AIMD because it settles instead of sawing, and over a PID since it has nothing to tune. Which requests are
 refused is not its business: it is a last bound above the cut levels, with room of half as much again for the most

@@ -31,6 +31,7 @@ from gateway.core.estimate.conformal import IntervalWidth
 from gateway.core.estimate.link_estimate import LinkEstimate
 from gateway.core.estimate.service_cost import CostModel
 from gateway.core.fleet.attestation import CONNECTION_ENDED
+from gateway.core.fleet.concurrency_credit import ConcurrencyCredit
 from gateway.core.fleet.ejection import SLOW_START_S, EjectionPolicy
 from gateway.core.fleet.link_events import LinkAttested, LinkEvent, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.offer_index import Offer, OfferIndex
@@ -99,7 +100,7 @@ class Fleet:
         self._siblings: dict[Tier, CommonCause] = {tier: CommonCause() for tier in TIER}
         self._index: dict[tuple[str, str], OfferIndex] = {}
         self._indexed: dict[str, list[OfferKey]] = {}  # by target: its entries in the index
-        self._slots: dict[str, int] = {}  # by target that generates: how many generations at a time
+        self._slots: dict[str, int] = {}  # by target that generates: how many at a time, as believed
         self.slots = 0  # of all of them together
         self._drifts: dict[str, dict[OfferKey, AnswerDrift]] = {}  # by target, also while it is away
         self._redialled_by = 0.0  # until then a link that was lost just now may be back
@@ -126,6 +127,7 @@ class Fleet:
             siblings=self._siblings[tier],
             interval_width=self._coverage[tier],
             since=now,
+            concurrency=ConcurrencyCredit(partial(self._have_slots, spec.id)),
             scaling=self.scaling if tier == "pool" else None,
         )
         self._renew(target, breaker=True)
@@ -157,7 +159,7 @@ class Fleet:
             target.path_breaker.retire()
             target.siblings.forget(target_id)
             self._costs.forget(target_id)
-            self._unlist(target_id)
+            self._unlist(target)
             self.balance.forget(target_id)
             self._metered.discard(target_id)
             self._cloud.discard(target_id)
@@ -181,9 +183,15 @@ class Fleet:
 
     @property
     def queues(self) -> int:
-        """How many queues there are behind this gateway: of each target one, and of a site those of its places."""
-        estimates = [self.targets[target_id].queue_estimate for target_id in self.sites]
-        return len(self.targets) + int(sum([one.places for one in estimates if isinstance(one, SiteQueueEstimate)]))
+        """How many queues there are behind this gateway: of each target one, and of a site those of its places.
+
+        Of the places that a site says it has, as many as it has been seen to use.
+        """
+        places = 0.0
+        for target in [self.targets[target_id] for target_id in self.sites]:
+            if isinstance(target.queue_estimate, SiteQueueEstimate):
+                places += target.concurrency.bounded(target.queue_estimate.places)
+        return len(self.targets) + int(places)
 
     @property
     def has_reserve(self) -> bool:
@@ -477,17 +485,17 @@ class Fleet:
             self._index.setdefault((model, version), OfferIndex()).put((target.id, variant), one)
         self._indexed[target.id] = list(ready)
         self._costs.keep(target.id, target.offers)
-        self._have_slots(target.id, sum(one.variant.slots for one in ready.values()))
+        target.concurrency.claim(sum(one.variant.slots for one in ready.values()))
 
     def _have_slots(self, target_id: str, slots: int) -> None:
         self.slots += slots - self._slots.pop(target_id, 0)
         if slots:
             self._slots[target_id] = slots
 
-    def _unlist(self, target_id: str) -> None:
-        self._have_slots(target_id, 0)
-        for key in self._indexed.pop(target_id, ()):
-            self._drop(target_id, key)
+    def _unlist(self, target: TargetView) -> None:
+        target.concurrency.claim(0)
+        for key in self._indexed.pop(target.id, ()):
+            self._drop(target.id, key)
 
     def _drop(self, target_id: str, key: OfferKey) -> None:
         model, version, variant = key

@@ -16,6 +16,7 @@ from gateway.core.estimate.calibration import TargetBias
 from gateway.core.estimate.conformal import IntervalWidth
 from gateway.core.estimate.link_estimate import BROKEN, LinkEstimate
 from gateway.core.fleet.attestation import ATTESTATION_OFF, Attestation
+from gateway.core.fleet.concurrency_credit import ConcurrencyCredit
 from gateway.core.fleet.ejection import SLOW_START_S, EjectionPolicy, slow_start_share
 from gateway.core.fleet.link_events import PathKind
 from gateway.core.fleet.pricing import FREE, TIER, Tier, TokenPrice
@@ -106,6 +107,7 @@ class TargetView:
     byte_price: float = 0.0
     attestation: Attestation = ATTESTATION_OFF  # what its evidence has shown
     degradation: Degradation = field(default_factory=Degradation)  # its named conditions
+    concurrency: ConcurrencyCredit = field(default_factory=ConcurrencyCredit)  # what it is believed to do at a time
     scaling: ReplicaScaler | None = None  # its tier's, where the number of replicas needed is wanted
 
     @property

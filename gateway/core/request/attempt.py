@@ -33,6 +33,7 @@ from gateway.core.estimate.known_prefixes import PrefixChain
 from gateway.core.estimate.link_estimate import LinkEstimate
 from gateway.core.estimate.token_calibration import TokenClaim, TokenTimes
 from gateway.core.estimate.token_pace import TokenPace
+from gateway.core.fleet.concurrency_credit import ConcurrencyCredit
 from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.health.breaker import AttemptVerdict, Blame, Breaker, BreakerState, blame
 from gateway.core.health.progress import unpromised_s
@@ -49,6 +50,7 @@ _DUE_MARGINS: Final = 2.0  # margins of 1.645 standard deviations after which a 
 # Of an answer's time without stages: what is expected of link and wait errs, and where it is more than the whole, "no
 # compute at all" taught a spread of e^4, with which no answer of a foreign server was ever overdue.
 _LEAST_COMPUTE: Final = 0.2
+_AT_ONCE: Final = 0.1  # of its computation: one that waited for no longer was computed beside all that were sent
 _FEW: Final = 10.0  # answers: by so many, twice the longest is still usual
 _LONGEST_S: Final = 3600.0  # that an ack may promise: it comes from the network
 _NOBODY: Final = Blame(AttemptVerdict.IGNORED, AttemptVerdict.IGNORED)
@@ -81,6 +83,7 @@ class AttemptTelemetry:
     __slots__ = (
         "_body_bytes",
         "_breaker",
+        "_concurrency",
         "_first_at",
         "_key",
         "_ledger",
@@ -130,6 +133,9 @@ class AttemptTelemetry:
         self._body_bytes = body_bytes
         self._prefix = prefix
         self._ledger = ledger = target.queue_estimate
+        # Others say nothing of how many they do at a time that a limit would go by.
+        counts = candidate.tokens is not None or target.spec.tier == "site"
+        self._concurrency = target.concurrency if counts else None
         self._link = link = target.link
         acknowledges, due_s, is_usual = link.acknowledges, 0.0, False
         if not acknowledges:
@@ -199,6 +205,8 @@ class AttemptTelemetry:
 
     def begun(self, now: float, cached_tokens: int) -> None:
         """Note its first token. Args: cached_tokens: of the prompt, that its target had."""
+        if self._concurrency is not None and self._first_at is None:
+            self._concurrency.begun()
         self._first_at = now
         self._prompt_computed(cached_tokens)
 
@@ -216,6 +224,8 @@ class AttemptTelemetry:
         Args:
             work: where it was not what was placed: a generation that ended early, or whose reader held it up.
         """
+        if self._concurrency is not None:
+            self._done_at_once(self._concurrency, stages)
         self._ledger.finish(self._key, now)
         self._progress.answered(self._key, now)
         self._link.ended(self._key, now, heard=True)
@@ -268,6 +278,7 @@ class AttemptTelemetry:
 
     def failed(self, error: ServeError, now: float, draw: float) -> None:
         """Note an error; `draw` is uniform in [0, 1)."""
+        self._gone()
         self._ledger.finish(self._key, now)
         is_fault = self.is_stalled(now)
         # Only a refusal surely came from the far side: other errors may be our own word for silence.
@@ -321,6 +332,7 @@ class AttemptTelemetry:
         Args:
             hopeless: it was taken out of a queue in which it would have been late: as good as a refusal, and as cheap.
         """
+        self._gone()
         if hopeless:
             self._ledger.finish(self._key, now)
         else:
@@ -343,6 +355,17 @@ class AttemptTelemetry:
             self._toll.refused(now, full=False)
         elif self._toll is not None:
             self._toll.cancelled(now)
+
+    def _done_at_once(self, concurrency: ConcurrencyCredit, stages: Mapping[str, float]) -> None:
+        """Tell how many its target was at when it answered: it is still one of them."""
+        if self._first_at is not None:
+            concurrency.left(well=True)
+        elif stages.get("queue", 0.0) <= _AT_ONCE * stages.get("compute", 0.0):  # else others were before it
+            concurrency.answered(self._ledger.in_flight)
+
+    def _gone(self) -> None:
+        if self._concurrency is not None and self._first_at is not None:
+            self._concurrency.left(well=False)
 
     def _left_of_first(self, claim: TokenClaim, now: float) -> float | None:
         """The chance that the first token would still have been in time, after the silence until now; None: unknown."""

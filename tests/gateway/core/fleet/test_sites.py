@@ -12,6 +12,7 @@ from gateway.core.fleet.site_queue import STALE_S, SiteQueueEstimate
 from gateway.core.fleet.site_summary import MOST, SiteSummary, summarise
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.placer import Placer, added_work_s, estimate
+from gateway.core.request.attempt import AttemptTelemetry
 from gateway.serving.own_places import OwnPlaces
 from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, variant
 from tidegate.fleet.offers import VariantOffer, decode_offers, encode_offers
@@ -188,6 +189,11 @@ def test_an_attempt_at_a_site_adds_its_part_of_all_places_and_a_variant_waits_fo
 
     assert added_work_s(candidate) == pytest.approx(0.1 / 50)
     assert candidate.ahead_s == pytest.approx(0.2)
+    assert fleet.queues == 33, "a site is believed to have many places once it has shown that"
+    attempts = [AttemptTelemetry(candidate, key, 1.0, NOW) for key in range(30)]
+    attempts[0].answered({"queue": 0.5, "compute": 0.1}, None, NOW + 0.7)  # behind others
+    assert fleet.queues == 33
+    attempts[1].answered({"queue": 0.0, "compute": 0.1}, None, NOW + 0.7)
     assert fleet.queues == 51
 
 
