@@ -63,6 +63,12 @@ cat >"$tree/DEBIAN/prerm" <<PRERM
 set -e
 if [ "\$1" = remove ] && [ -d /run/systemd/system ]; then systemctl disable --now tidegate-$role.service || true; fi
 PRERM
+if [ "$role" = edge ]; then # the agent is restarted by hand after this, and its goodbye says why (docs/edge-device.md)
+  cat >>"$tree/DEBIAN/prerm" <<'PRERM'
+state=/var/lib/tidegate/state
+if [ "$1" = upgrade ] && [ -d $state ]; then echo update >$state/leaving || true; fi
+PRERM
+fi
 chmod 0755 "$tree/DEBIAN/postinst" "$tree/DEBIAN/prerm"
 mkdir -p "$into"
 dpkg-deb --build --root-owner-group -Zxz -z1 "$tree" "$into" | tail -1

@@ -90,6 +90,16 @@ def test_an_installed_device_starts_as_its_unit_says_and_answers(debian: Path, d
     assert process.returncode == 0
 
 
+def test_a_restart_after_an_upgrade_says_that_it_is_one(debian: Path) -> None:
+    state = debian / "var" / "lib" / "tidegate" / "state"
+    state.mkdir(exist_ok=True)
+    (package,) = (debian / "tmp").glob("tidegate-edge_*.deb")  # the same once more is an upgrade to dpkg
+    again = ["chroot", str(debian), "dpkg", "--install", f"/tmp/{package.name}"]
+    done = subprocess.run(again, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (state / "leaving").read_text() == "update\n"
+
+
 def test_it_is_removed_without_a_trace_but_what_is_the_operators(debian: Path) -> None:
     done = subprocess.run(
         ["chroot", debian, "dpkg", "--remove", "tidegate-edge"],
