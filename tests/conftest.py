@@ -2,6 +2,7 @@
 
 import gc
 import os
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -19,6 +20,10 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 # Edge agents of tests have no battery: what they do must not depend on whether the machine that tests is plugged in.
 os.environ.setdefault("TIDEGATE_EDGE_SENSORS", "/nonexistent")
+
+# No test asks a server of the internet. aiohttp reads the system's authorities, a hundred and more, twice as it is
+# imported, a tenth of the CPU time in which a part starts; this file holds one, whose key nobody has.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "unknown_authority.pem")
 
 # How fast a machine draws examples is no property of ours; benches measure, tests do not.
 # Where a run decides about a change it looks at the same examples as the run before; at a desk the search goes on.
