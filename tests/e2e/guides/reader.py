@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +18,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.contract.pages.text import Piece, blocks, prose
+from tests.e2e.guides.terminal import Terminal
 from tests.e2e.stack import eventually
 from tests.support.mqtt.brokers import MOSQUITTO
 
 ROOT = Path(__file__).resolve().parents[3]
 _ALONE = ["unshare", "-n"] if os.geteuid() == 0 else ["unshare", "-rn"]
+# Few machines of tests have it; ours reads the options that the page shows.
+_DNSMASQ = shutil.which("dnsmasq") or f"{sys.executable} -m tests.support.discovery.as_dnsmasq"
 _INSIDE = ["-n"] if os.geteuid() == 0 else ["-U", "-n", "--preserve-credentials"]
 
 
@@ -55,11 +59,14 @@ class Reader:
         for name, line in (
             ("tidegate", f'PYTHONPATH={ROOT} exec {sys.executable} -P -m tidegate.cli "$@"'),
             ("python", f'PYTHONPATH={ROOT} exec {sys.executable} "$@"'),
+            ("python3", f'PYTHONPATH={ROOT} exec {sys.executable} "$@"'),
             ("mosquitto", f'exec {MOSQUITTO} "$@"'),
+            ("dnsmasq", f'PYTHONPATH={ROOT} exec {_DNSMASQ} "$@"'),
         ):
             (programs / name).write_text(f"#!/bin/sh\n{line}\n")
             (programs / name).chmod(0o755)
         self._environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "200"}
+        self._opened = 0
         self._terminals: dict[str, subprocess.Popen[bytes]] = {}
         self._network = subprocess.Popen(
             [*_ALONE, "sh", "-ec", "ip link set lo up; echo up; exec sleep infinity"], stdout=subprocess.PIPE
@@ -101,6 +108,12 @@ class Reader:
             )  # fmt: skip
         if command.startswith("tidegate"):
             self.until(lambda: any(is_ready(line) for line in out.read_text(errors="replace").splitlines()), command)
+
+    def terminal(self) -> Terminal:
+        """A terminal in which a page's commands are typed one by one; its caller closes it."""
+        self._opened += 1
+        shell = self._within(["bash", "--norc", "--noprofile"])
+        return Terminal(shell, self.folder / f"terminal-{self._opened}", self.folder, self._environment)
 
     def stop(self, word: str) -> None:
         """Ctrl-C in the terminal whose command has this word."""

@@ -92,7 +92,7 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 def install_block() -> str:
-    return next(one for one in blocks("docs/edge-device.md", "") if one.startswith(VENV))
+    return next(one for one in blocks("docs/edge-device.md", "sh") if one.startswith(VENV))
 
 
 class Machine:

@@ -26,8 +26,8 @@ class DnsServer:
     `records` has texts by (name, type): {("pools.test.", "A"): ["127.0.0.1"]}. A name without any is NXDOMAIN.
     """
 
-    def __init__(self, *, ttl_s: int = 0) -> None:
-        self.port = 0
+    def __init__(self, *, ttl_s: int = 0, port: int = 0) -> None:
+        self.port = port or free_port()
         self.ttl_s = ttl_s
         self.records: dict[tuple[str, str], list[str]] = {}
         self.fault: DnsFault = ""
@@ -42,7 +42,6 @@ class DnsServer:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self.port = free_port()
         self._tcp = await asyncio.start_server(self._serve_tcp, "127.0.0.1", self.port)
         self._udp, _ = await loop.create_datagram_endpoint(
             lambda: _Datagrams(self), local_addr=("127.0.0.1", self.port)

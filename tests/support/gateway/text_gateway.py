@@ -8,6 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from edge_agent.app import EdgeApp
 from edge_agent.config import EdgeConfig
 from gateway.app import Gateway
@@ -18,17 +20,17 @@ from tests.support.models.text_side import text_side_folder
 from tidegate.config import load
 
 
-def text_repository(root: Path, *, step_ms: float = 2.0) -> Path:
-    """A repository with the paced model `talker`, whose tokens are of a real vocabulary."""
+def text_repository(root: Path, *, name: str = "talker", step_ms: float = 2.0) -> Path:
+    """A repository with the paced model `talker`, or one of this name, whose tokens are of a real vocabulary."""
     side = root / "side"
     side.mkdir(parents=True)
-    manifest = text_side_folder(side)
+    manifest = replace(text_side_folder(side), name=name)
     assert manifest.generative is not None
     ids = (5, manifest.generative.vocabulary_size - 1)
     steps = ((1.0, step_ms), (4.0, 1.5 * step_ms))
     save_talker(root / "models", manifest, steps, slots=4, cache_bytes=1024, ids=ids)
     for file in side.iterdir():
-        file.rename(root / "models" / "talker" / "1" / file.name)
+        file.rename(root / "models" / name / "1" / file.name)
     return root / "models"
 
 

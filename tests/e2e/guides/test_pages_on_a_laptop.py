@@ -1,0 +1,60 @@
+"""Guides in which a reader tries something with `tidegate up` are followed to the letter.
+
+The pages' `tidegate up` serves what demo models there are; here it is told to leave the language model out, which takes
+minutes to build, and MiniLM as well where the page asks it nothing.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.guides.guide import Guide
+from tests.e2e.guides.reader import Reader, namespaces_work
+from tests.support.mqtt.brokers import MOSQUITTO
+from tests.support.stores import REDIS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.e2e,
+    pytest.mark.needs_mosquitto,
+    pytest.mark.skipif(MOSQUITTO is None or not namespaces_work(), reason="needs Mosquitto, and network namespaces"),
+]
+BOTH = {"tidegate up": "--demo minilm,digits"}
+
+
+def test_devices_answers_are_compared_as_the_page_says(reader: Reader) -> None:
+    with Guide(reader, "docs/agreement.md", with_options=BOTH) as guide:
+        guide.until("tidegate model disagreements", r"edge/edge-\d\W+minilm\W.*int8")
+        assert '"variant": "int8"' in guide.until("curl -s localhost:8003", "")
+
+
+def test_a_device_asks_for_help_as_the_page_says(reader: Reader) -> None:
+    with Guide(reader, "docs/asking-for-help.md") as guide:
+        guide.until("python3", "tidegate-helped-by: gateway/gateway; because=unfit")
+        guide.until("tidegate edge doctor", "ok +help: can be asked now: edge/near")
+        guide.until("python3", "tidegate-helped-by: edge/near; because=no-model")
+
+
+def test_a_known_answer_is_given_as_the_page_says(reader: Reader) -> None:
+    with Guide(reader, "docs/known-answers.md", with_options=BOTH) as guide:
+        guide.until("for i in 1 2", r"(?s)tidegate-served-by: (edge|pool)/.*tidegate-served-by: cache")
+        guide.until("tidegate status", "known answers")
+        guide.until("curl", 'outcome="hit"')
+
+
+@pytest.mark.skipif(REDIS is None, reason="needs a Redis")
+def test_gateways_share_as_the_page_says(reader: Reader) -> None:
+    with Guide(reader, "docs/gateways.md") as guide:
+        guide.until("tidegate status", "gateways: 2, quotas are shared with gateway-2")
+        guide.until("tidegate status", "gateways: 2")
+        guide.until("curl", "store_away")
+
+
+def test_a_gateway_is_several_processes_as_the_page_says(reader: Reader) -> None:
+    with Guide(reader, "docs/gateway-workers.md") as guide:
+        guide.until("tidegate status", r"processes: keeper \(pid \d+\); worker-1 .*worker-2 ")
+
+
+def test_a_model_is_cut_as_the_page_says(reader: Reader) -> None:
+    with Guide(reader, "docs/layer-split.md", with_options=BOTH) as guide:
+        guide.until("python3", "(?s)route.*split; .*head=edge/")
