@@ -65,7 +65,9 @@ class Reader:
         ):
             (programs / name).write_text(f"#!/bin/sh\n{line}\n")
             (programs / name).chmod(0o755)
-        self._environment = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "COLUMNS": "200"}
+        # A gateway's operator's token is named by its port, and readers that follow pages side by side use the same.
+        alone = {"XDG_RUNTIME_DIR": str(folder), "COLUMNS": "200"}
+        self._environment = {**os.environ, **alone, "PATH": f"{programs}:{os.environ['PATH']}"}
         self._opened = 0
         self._terminals: dict[str, subprocess.Popen[bytes]] = {}
         self._network = subprocess.Popen(
