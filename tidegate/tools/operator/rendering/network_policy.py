@@ -1,4 +1,4 @@
-"""Who may reach a gateway or a pool, and what a pool may reach: the NetworkPolicies of the Helm chart.
+"""NetworkPolicies say what may reach a gateway or a pool, and what a pool may reach, as in the Helm chart.
 
 A pool takes work from the gateways of its namespace, by whatever source those have found it, so its policy does not
 depend on which of them name it.
