@@ -36,13 +36,13 @@ from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch, PoolRequest
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
-from cloud_pool.workers import load_priority
 from cloud_pool.workers.catalogue import check_memory, read_catalogue, weights_bytes
 from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable
 from cloud_pool.workers.generating_recycling import GeneratingRecycling
 from cloud_pool.workers.generating_start import GeneratingStarts
 from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController, cost_ratio
+from cloud_pool.workers.load_priority import LoadPriority
 from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
 from cloud_pool.workers.model_workers import GenerationWorkers, ModelWorkers
 from cloud_pool.workers.onnx_placement import placed
@@ -50,6 +50,7 @@ from cloud_pool.workers.residents import Residents
 from cloud_pool.workers.steps_worker import StepsWorker
 from cloud_pool.workers.supervisor import PeakObserver, PoolSupervisor, measure_anew
 from tidegate import __version__, clock
+from tidegate.estimate.cost_table import CostTable
 from tidegate.link.attestation_challenge import no_evidence
 from tidegate.link.client import ROOM_BYTES
 from tidegate.link.service import LinkService
@@ -126,6 +127,7 @@ class PoolApp:
         self._stack = AsyncExitStack()
         self._host: PoolHost | None = None
         self._scheduler: PoolScheduler | None = None
+        self._load_priority = LoadPriority()
         self._supervisor: ModelWorkers | None = None
         self._generating: GenerationWorkers | None = None
         self._steps: dict[tuple[str, str], StepsWorker] = {}
@@ -446,7 +448,7 @@ class PoolApp:
                 f"{config.name}/{life}",
                 cores=cores,
                 sandbox=config.sandbox,
-                on_spawn=load_priority.lower if model else lambda _pid: None,
+                on_spawn=self._load_priority.lower if model else lambda _pid: None,
             ),
             new_backoff=lambda: Backoff(self._draw, base_s=0.5, cap_s=30.0),
             places=places,
@@ -456,6 +458,7 @@ class PoolApp:
             hang_timeout_s=config.hang_timeout_s,
             warmup_budget_s=config.warmup_budget_s,
             model=model,
+            load_priority=self._load_priority if model else None,
             known=known,
             measuring=self._measured,
             sandbox=sandbox_gaps(config.sandbox),
@@ -472,7 +475,10 @@ class PoolApp:
         async def anew(worker: DeviceWorker, key: str, manifest: Manifest, variant: Variant) -> CostPoints:
             return await measure_anew(worker, loadable, budget_s, on_peak)
 
-        measured = self._costs.remembered(anew, warm)
+        async def known(worker: DeviceWorker, key: str, manifest: Manifest, variant: Variant, table: CostTable) -> None:
+            await warm(worker, key, manifest, variant, table, starved_s=lambda: worker.starved_s)
+
+        measured = self._costs.remembered(anew, known)
         return await measured(worker, loadable.key, loadable.manifest, loadable.variant)
 
     def _new_control(

@@ -106,6 +106,11 @@ class DeviceWorker:
         return self._process.alive and not self._hung.is_set()
 
     @property
+    def starved_s(self) -> float:
+        """Seconds in which the process was ready to run and got no core."""
+        return self._process.starved_s
+
+    @property
     def collected_s(self) -> float:
         """Seconds that the process spent on garbage collections."""
         return self._process.collected_s

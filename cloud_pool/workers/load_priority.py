@@ -1,52 +1,104 @@
-"""A worker that loads beside workers that serve gets little of a busy core, so that their answers are not late by it.
+"""A worker that loads beside workers that serve runs on cores that nothing else wants, as long as it gets on that way.
 
-Linux weighs threads by their nice value: at LOADING one gets a third of what another wants as well, and all of a core
-that is idle. Threads keep what they began with, so each is set back once the model is warm. Setting it back takes a
-right (root, CAP_SYS_NICE or RLIMIT_NICE); without it nothing is lowered, since the worker would stay slow for good.
+Under SCHED_IDLE a thread gives its core up at once when another one wakes, and the kernel places what wakes there as
+on an idle core. With a nice value it keeps the core until the end of its turn, and other models' answers are late by
+that. Threads keep what they began with, so each is set back once the model is warm. That takes a right (CAP_SYS_NICE,
+which containers take from root too, or RLIMIT_NICE); where a trial shows that there is none, nothing is lowered, since
+the worker would stay slow for good.
 
-What is measured while other models compute comes out higher than it is, and is corrected by every batch.
+Requests may wait for what loads, so no machine is too busy for it: a load that has waited for a core for PATIENCE_S
+longer than it had one goes on at HURRIED, at which it gets a third of what another wants as well. It takes twice its
+time and PATIENCE_S at most until then.
 
-Source: sched(7), "The nice value"; setpriority(2), "C library/kernel differences".
+What is measured meanwhile is less the time for which the worker waited for a core (`tidegate/workers/warmup.py`), and
+is corrected by every batch.
+
+Source: sched(7), "SCHED_IDLE" and "The nice value"; setpriority(2), "C library/kernel differences".
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import sys
+import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-LOADING: Final = 5
-_NICE_OF_ZERO: Final = 20  # RLIMIT_NICE that allows a nice value of 0
+from tidegate.workers.starvation import awake_s, starved_s
+
+HURRIED: Final = 5  # a nice value
+PATIENCE_S: Final = 1.0
+_LOOK_S: Final = 0.1
 
 
+@cache
 def may_lower() -> bool:
-    """Whether a lowered priority could be set back."""
-    if os.geteuid() == 0:
-        return True
-    try:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_NICE)[0]
-    except (ImportError, AttributeError, OSError):
+    """Whether a lowered priority can be set back, which is tried with a thread."""
+    if sys.platform != "linux":
         return False
-    return limit == resource.RLIM_INFINITY or limit >= _NICE_OF_ZERO
+    ends = threading.Event()
+    thread = threading.Thread(target=ends.wait, name="priority trial", daemon=True)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        _set_thread(thread.native_id, os.SCHED_IDLE, 0)
+        _set_thread(thread.native_id, os.SCHED_OTHER, HURRIED)
+        _set_thread(thread.native_id, os.SCHED_OTHER, 0)
+    except OSError:
+        return False
+    finally:
+        ends.set()
+    return True
 
 
-def lower(pid: int | None) -> None:
-    """Have a process give way from now on, if it may be set back."""
-    if pid is not None and may_lower():
-        _set(pid, LOADING)
+class LoadPriority:
+    """Mutable: `lower` each process that begins to load, and `restore` it once it is warm. For one event loop."""
+
+    def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._looks: dict[int, asyncio.TimerHandle | None] = {}  # by pid; None: it is hurried
+
+    def lower(self, pid: int | None) -> None:
+        """Have a process give way from now on, if it may be set back."""
+        if pid is not None and pid not in self._looks and may_lower():
+            _set(pid, os.SCHED_IDLE, 0)
+            self._look(pid)
+
+    def restore(self, pid: int | None) -> None:
+        """Have a process count as much as others again, with all its threads."""
+        if pid is not None and pid in self._looks:
+            look = self._looks.pop(pid)
+            if look is not None:
+                look.cancel()
+            _set(pid, os.SCHED_OTHER, 0)
+
+    def _look(self, pid: int) -> None:
+        """Hurry a process that gets too little, and forget one that has ended."""
+        waited_s = starved_s(pid)
+        ran_s = awake_s(pid) - waited_s
+        if waited_s > ran_s + self._patience_s:
+            _set(pid, os.SCHED_OTHER, HURRIED)
+            self._looks[pid] = None
+        elif Path(f"/proc/{pid}").exists():
+            self._looks[pid] = asyncio.get_running_loop().call_later(_LOOK_S, self._look, pid)
+        else:
+            self._looks.pop(pid, None)
+
+    def __repr__(self) -> str:
+        hurried = sum(look is None for look in self._looks.values())
+        return f"<LoadPriority of {len(self._looks)} that load, {hurried} hurried>"
 
 
-def restore(pid: int | None) -> None:
-    """Have a process count as much as others again."""
-    if pid is not None and may_lower():
-        _set(pid, 0)
-
-
-def _set(pid: int, nice: int) -> None:
-    with suppress(OSError):  # it has ended, or a container forbids it
+def _set(pid: int, policy: int, nice: int) -> None:
+    with suppress(OSError):  # it has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, int(task.name), nice)
+                _set_thread(int(task.name), policy, nice)
+
+
+def _set_thread(thread: int, policy: int, nice: int) -> None:
+    os.sched_setscheduler(thread, policy, os.sched_param(0))
+    os.setpriority(os.PRIO_PROCESS, thread, nice)

@@ -19,9 +19,9 @@ import structlog
 from cloud_pool.core.batching.model_instance import ModelInstance
 from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.scheduling.scheduler import PoolScheduler
-from cloud_pool.workers import load_priority
 from cloud_pool.workers.catalogue import check_memory
 from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable, StartProcess
+from cloud_pool.workers.load_priority import LoadPriority
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
 from cloud_pool.workers.replica import Replica
 from tidegate import clock
@@ -45,7 +45,15 @@ log = structlog.get_logger(__name__)
 async def measure_anew(
     worker: DeviceWorker, loadable: PoolLoadable, budget_s: float, on_peak: PeakObserver
 ) -> CostPoints:
-    return await measure(worker, loadable.key, loadable.manifest, loadable.variant, budget_s=budget_s, on_peak=on_peak)
+    return await measure(
+        worker,
+        loadable.key,
+        loadable.manifest,
+        loadable.variant,
+        budget_s=budget_s,
+        on_peak=on_peak,
+        starved_s=lambda: worker.starved_s,
+    )
 
 
 class PoolSupervisor:
@@ -61,6 +69,7 @@ class PoolSupervisor:
         on_lost: called when a worker was lost, whether others serve on or not.
         on_progress: called with words for what a start is at.
         model: the supervisor is of this one alone, beside others with the same places; "": it is of all models.
+        load_priority: sets workers back that were lowered when they were started; None: none are.
         known: model instances of before, with what their work costs and takes: they are warmed and not measured.
         measuring: measures what a variant costs, or has it from before.
         sandbox: what the workers' sandbox lacks, "" for nothing (`tidegate/workers/sandbox_check.py`); offered so.
@@ -83,6 +92,7 @@ class PoolSupervisor:
         on_lost: Callable[[], None] = lambda: None,
         on_progress: Callable[[str], None] = lambda _: None,
         model: str = "",
+        load_priority: LoadPriority | None = None,
         known: Mapping[str, ModelInstance] | None = None,
         measuring: MeasureVariant = measure_anew,
         sandbox: str | None = None,
@@ -93,7 +103,7 @@ class PoolSupervisor:
         self.cold_s = 0.0  # its models are not loaded on demand, as far as it knows
         self._known = dict(known or {})
         self._measuring = measuring
-        self._alone = not model  # no other models are served meanwhile
+        self._load_priority = load_priority
         self._loadables = tuple(loadables)
         self._scheduler = scheduler
         self._memory_limit = memory_limit
@@ -173,13 +183,11 @@ class PoolSupervisor:
 
     async def _prepare(self, worker: DeviceWorker, on_warming: Callable[[], None]) -> float:
         """Load and warm everything; returns the seconds that a later incarnation should need for it."""
-        if not self._alone:
-            load_priority.lower(worker.pid)
         try:
             return await self._prepare_all(worker, on_warming)
         finally:
-            if not self._alone:
-                load_priority.restore(worker.pid)
+            if self._load_priority is not None:
+                self._load_priority.restore(worker.pid)
 
     async def _prepare_all(self, worker: DeviceWorker, on_warming: Callable[[], None]) -> float:
         began_at = clock.now()
@@ -201,7 +209,7 @@ class PoolSupervisor:
         key, manifest, variant = loadable.key, loadable.manifest, loadable.variant
         lane = self.lanes.get(key) or self._known.get(key)
         if lane is not None:
-            await warm(worker, key, manifest, variant, lane.service.table)
+            await warm(worker, key, manifest, variant, lane.service.table, starved_s=lambda: worker.starved_s)
             await run_samples(worker, key, manifest, loadable.artefact.parent)
             self._open(lane)
             return

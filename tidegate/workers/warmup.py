@@ -13,7 +13,8 @@ goes on with its last slope.
 
 A model that generates is warmed and measured by generating (`generation/warmup.py`).
 
-It can be wrong when something else uses the device meanwhile; `ServiceTime` corrects that from real calls.
+It can be wrong when something else uses the device meanwhile; `ServiceTime` corrects that from real calls. What is
+known of it at once is left out: the time for which the worker was ready to run and got no core.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _SLOW_TIMES = 4.0  # a warm call of a healthy worker on a busy machine takes les
 _SLOW_SLACK_S = 0.05
 _LONG_ENOUGH_S = 0.25
 _MIDDLE_LENGTH = 64
+_MOST_STARVED = 0.95  # of a call's time: it took some
 _LONG = 1024  # an axis that may be longer counts as unbounded, and is measured up to _UNBOUNDED
 _UNBOUNDED = 256
 
@@ -62,6 +64,7 @@ async def measure(
     budget_s: float = 10.0,
     on_point: Callable[[float, float], None] | None = None,
     on_peak: Callable[[float, int], None] | None = None,
+    starved_s: Callable[[], float] = lambda: 0.0,
 ) -> CostPoints:
     """Warm the engine under `key` and return (work units, seconds) points, by work, for `VariantOffer.cost`.
 
@@ -70,6 +73,7 @@ async def measure(
         budget_s: seconds that the whole may take.
         on_point: told each measured (work units, seconds), for progress.
         on_peak: told each measured (work units, bytes at the peak), where the worker knows them.
+        starved_s: seconds for which the worker got no core so far.
 
     Raises:
         ServeError: whatever the worker raised.
@@ -86,7 +90,7 @@ async def measure(
         inputs = example_arrays(manifest, lengths)
         units = work_of_arrays(manifest, inputs).units
         first = await worker.infer(key, inputs)
-        seconds = await _fastest_s(worker, key, inputs, repeats)
+        seconds = await _fastest_s(worker, key, inputs, repeats, starved_s)
         if on_peak is not None and first.peak_bytes is not None:
             on_peak(units, first.peak_bytes)
         points[units] = max(seconds, points.get(units, 0.0))
@@ -96,7 +100,12 @@ async def measure(
 
 
 async def warm(
-    worker: Computer, key: str, manifest: Manifest, variant: Variant, known: CostTable | None = None
+    worker: Computer,
+    key: str,
+    manifest: Manifest,
+    variant: Variant,
+    known: CostTable | None = None,
+    starved_s: Callable[[], float] = lambda: 0.0,
 ) -> None:
     """Run the smallest and the largest size: enough for a restarted worker whose costs are known.
 
@@ -111,7 +120,7 @@ async def warm(
     await worker.infer(key, smallest)
     if known is not None:
         usual_s = known.seconds_for(work_of_arrays(manifest, smallest).units)
-        took_s = await _timed_s(worker, key, smallest)
+        took_s = await _timed_s(worker, key, smallest, starved_s)
         if took_s > _SLOW_TIMES * usual_s + _SLOW_SLACK_S:
             log.warning("warm-up cut short: the device is slow now", key=key, took_s=took_s, usual_s=usual_s)
             return
@@ -184,15 +193,20 @@ def _ladder(low: int, high: int) -> Iterator[int]:
     yield high
 
 
-async def _fastest_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]], repeats: int) -> float:
-    times_s = [await _timed_s(worker, key, inputs)]
+async def _fastest_s(
+    worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]], repeats: int, starved_s: Callable[[], float]
+) -> float:
+    times_s = [await _timed_s(worker, key, inputs, starved_s)]
     while len(times_s) < repeats and sum(times_s) < _LONG_ENOUGH_S:
-        times_s.append(await _timed_s(worker, key, inputs))
+        times_s.append(await _timed_s(worker, key, inputs, starved_s))
     return min(times_s)
 
 
-async def _timed_s(worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]]) -> float:
+async def _timed_s(
+    worker: Computer, key: str, inputs: Mapping[str, NDArray[Any]], starved_s: Callable[[], float]
+) -> float:
     """Seconds as the parent sees them: the way to the worker and back is part of what a call costs."""
-    began_at = clock.now()
+    starved_before_s, began_at = starved_s(), clock.now()
     await worker.infer(key, inputs)
-    return clock.now() - began_at
+    took_s = clock.now() - began_at
+    return took_s - min(starved_s() - starved_before_s, _MOST_STARVED * took_s)

@@ -132,3 +132,32 @@ async def test_a_warm_up_does_not_hold_a_worker_that_is_slow_now_for_its_largest
     await warm(slow, "k", TEXT, ANY, known)
     assert slow.calls == [(1, 1), (1, 1)]
     assert clock.now() - began_at < 10.0
+
+
+class StarvedDevice(Device):
+    """Waits for a core as well, for two thirds of each call."""
+
+    starved_s = 0.0
+
+    async def infer(self, key: str, inputs: Any) -> ComputeResult:
+        began_at = clock.now()
+        result = await super().infer(key, inputs)
+        waits_s = 2.0 * (clock.now() - began_at)
+        await clock.sleep(waits_s)
+        self.starved_s += waits_s
+        return result
+
+
+@on_virtual_time
+async def test_the_time_for_which_the_worker_got_no_core_is_no_cost_of_the_model() -> None:
+    device = StarvedDevice()
+    points = await measure(device, "m", TEXT, ANY, budget_s=1000.0, starved_s=lambda: device.starved_s)
+    assert dict(points) == pytest.approx(dict(await measure(Device(), "m", TEXT, ANY, budget_s=1000.0)))
+
+
+@on_virtual_time
+async def test_a_warm_up_that_only_waits_for_a_core_is_not_cut_short() -> None:
+    known = CostTable(((1.0, 0.1), (512.0, 51.2)))
+    device = StarvedDevice(per_unit_s=0.3)  # three times as slow as is known, and nine times with its waits
+    await warm(device, "m", TEXT, ANY, known, starved_s=lambda: device.starved_s)
+    assert device.calls[-1] == (8, 64)
