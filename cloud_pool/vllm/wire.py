@@ -127,6 +127,8 @@ def request_body(request: GenerateRequest, prompt: Sequence[int], max_tokens: in
         said["min_tokens"] = max_tokens
     if not is_greedy(sampling):
         said |= {"top_p": min(sampling.top_p, _MAX_TOP_P), "top_k": sampling.top_k}
+        if sampling.min_p:
+            said["min_p"] = sampling.min_p
         if sampling.seed is not None:
             said["seed"] = sampling.seed % 2**63  # -1 would be no seed
     if request.logprobs is not None:

@@ -30,6 +30,7 @@ MAX_TOKENS_KEY: Final = MAX_TOKENS
 TEMPERATURE_KEY: Final = "temperature"
 TOP_P_KEY: Final = "top_p"
 TOP_K_KEY: Final = "top_k"
+MIN_P_KEY: Final = "min_p"
 SEED_KEY: Final = "seed"
 LOGPROBS_KEY: Final = "logprobs"
 STOP_TOKENS_KEY: Final = "stop_token_ids"
@@ -52,6 +53,7 @@ class Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
     top_p: float = 1.0
     top_k: int = 0  # 0: of all
     seed: int | None = None  # None: of chance
+    min_p: float = 0.0  # only tokens that are so likely, as a share of the likeliest
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,6 +110,7 @@ def generate_request(request: InferRequest, *, default_max_tokens: int) -> Gener
             _real(said, TOP_P_KEY, 1.0, least=0.0, most=1.0),
             _whole(said, TOP_K_KEY, 0, least=0, most=_MAX_TOKEN),
             _whole(said, SEED_KEY, 0, least=-_MAX_SEED - 1, most=_MAX_SEED) if SEED_KEY in said else None,
+            _real(said, MIN_P_KEY, 0.0, least=0.0, most=1.0),
         ),
         stop_tokens=_stop_tokens(said),
         ignore_stop=_flag(said, IGNORE_STOP_KEY),
@@ -139,6 +142,8 @@ def _parameters(request: GenerateRequest) -> dict[str, Parameter]:
         said[TOP_P_KEY] = sampling.top_p
     if sampling.top_k:
         said[TOP_K_KEY] = sampling.top_k
+    if sampling.min_p:
+        said[MIN_P_KEY] = sampling.min_p
     if sampling.seed is not None:
         said[SEED_KEY] = sampling.seed
     if request.stop_tokens:

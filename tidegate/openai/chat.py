@@ -38,6 +38,9 @@ class ChatMessage(msgspec.Struct, frozen=True):
     tool_call_id: str | None = None
 
 
+Level = Annotated[str, Meta(min_length=1, max_length=32, pattern=r"^[a-z_]+\Z")]  # "low", "high"; models add others
+
+
 class ChatBody(GenerationFields, frozen=True, kw_only=True):
     messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -47,6 +50,9 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, TemplateVariable] | None = None  # for a server's own template
+    # wishes, which go to servers that take text and into templates that have them
+    reasoning_effort: Level | None = None
+    verbosity: Level | None = None
     # refused, unless they ask for nothing
     functions: list[Any] | None = None
     function_call: Any = None
@@ -62,6 +68,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]]  # [] for none
     words: TextPrompt  # the request as it came, for a target that takes text
     parallel_calls: bool = True  # whether one answer may call several tools
+    wishes: dict[str, str] = {}  # how much it should think and say
 
 
 def parse(body: bytes) -> ChatRequest:
@@ -98,7 +105,9 @@ def parse(body: bytes) -> ChatRequest:
         schema=options.schema,
         variables=asked.chat_template_kwargs,
     )
-    return ChatRequest(options, messages, tools, words, asked.parallel_tool_calls is not False)
+    said = {"reasoning_effort": asked.reasoning_effort, "verbosity": asked.verbosity}
+    wishes = {name: level for name, level in said.items() if level is not None}
+    return ChatRequest(options, messages, tools, words, asked.parallel_tool_calls is not False, wishes)
 
 
 _decode = msgspec.json.Decoder(ChatBody).decode

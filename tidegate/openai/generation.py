@@ -39,7 +39,7 @@ from tidegate.oip.http.guard import credentials_over_http
 from tidegate.oip.http.json_bounds import check_json
 from tidegate.oip.http.responses import RefusalObserver, json_response
 from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY, defer_of, version_of
-from tidegate.oip.unknown_headers import warn_of_unknown
+from tidegate.oip.unknown_headers import WARNING_KEY, warn_of_unknown
 from tidegate.openai import chat, completions
 from tidegate.openai.called_tools import CalledTools, tool_names
 from tidegate.openai.chat import ChatRequest
@@ -122,23 +122,28 @@ class GenerationRoutes:
                     include_usage=options.include_usage,
                     prompt_tokens=len(asked.prompt) if options.continuous_usage and asked.prompt else None,
                 )
-                return await self._stream(request, answer, asked.called, events)
+                return await self._stream(request, answer, asked.called, events, asked.without_effect)
             pieces = await answer.whole()
             assert answer.usage is not None
-            words, usage = _words(answer), answer.usage
+            words, usage = _words(answer, asked.without_effect), answer.usage
             if asked.called is not None:
                 pieces, usage = asked.called.read(pieces) + asked.called.rest(), asked.called.ended(usage)
             body = whole_body(form, head, pieces, usage, words, token_text=token_text)
             return json_response(body, headers=words)
 
     async def _stream(
-        self, request: web.Request, answer: GenerationAnswer, called: CalledTools | None, events: Events
+        self,
+        request: web.Request,
+        answer: GenerationAnswer,
+        called: CalledTools | None,
+        events: Events,
+        without_effect: str,
     ) -> web.StreamResponse:
         pieces = await _take(answer, called)  # whatever is wrong until here is answered in JSON
         stream = EventStream(request, stall_s=self._body_limits.stall_s)
         try:
             with answer.follow(self._guard, credentials_over_http(request, PROTOCOL)):
-                await stream.begin(_words(answer))
+                await stream.begin(_words(answer, without_effect))
                 await self._write(stream, answer, called, events, pieces)
                 await stream.end()
         except ConnectionError:  # the caller has left: leaving `answer` cancels what is under way
@@ -204,7 +209,7 @@ class GenerationRoutes:
             if self._on_refused is not None:
                 self._on_refused(PROTOCOL, name, error)
             raise
-        return _Asked(asked.options, host, call, prompt, text, _called(asked, text))
+        return _Asked(asked.options, host, call, prompt, text, _called(asked, text), _without_effect(asked, text))
 
     async def _chat_prompt(self, asked: ChatRequest, text: TextModel) -> tuple[int, ...]:
         values: dict[str, Any] = {}
@@ -212,6 +217,7 @@ class GenerationRoutes:
             if not text.takes_tools:
                 raise WrongParameter("tools", f"the chat template of model {asked.options.model!r} has no tools")
             values["tools"] = asked.tools
+        values |= {name: level for name, level in asked.wishes.items() if text.takes(name)}
         try:
             return await text.chat_prompt(asked.messages, values, room=prompt_room(text.generative, self._limits))
         except PromptTooLong:
@@ -243,6 +249,7 @@ class _Asked(NamedTuple):
     prompt: tuple[int, ...]  # () of a model whose tokens are not known here
     text: TextModel | None
     called: CalledTools | None
+    without_effect: str  # fields that the model's template does not take, "" for none
 
 
 _Parse = Callable[[bytes], Any]
@@ -299,10 +306,20 @@ def _manifest(host: ModelHost, name: str, demanded: str) -> Manifest:
     return manifest
 
 
-def _words(answer: GenerationAnswer) -> dict[str, str]:
+def _without_effect(asked: ChatRequest | CompletionRequest, text: TextModel | None) -> str:
+    """The warning for what an answer is asked for that the model's template here does not take; "" for none."""
+    if text is None or isinstance(asked, CompletionRequest):
+        return ""
+    names = [name for name in asked.wishes if not text.takes(name)]
+    return "; ".join(f"the chat template of this model does not take {name}" for name in names)
+
+
+def _words(answer: GenerationAnswer, warning: str) -> dict[str, str]:
     """The headers of an answer, as far as it has come."""
     words, headers = answer.words, answer.call.headers
     warn_of_unknown(words, headers)
+    if warning:
+        words[WARNING_KEY] = "; ".join(filter(None, (words.get(WARNING_KEY), warning)))
     if answer.version:
         words[VERSION_KEY] = answer.version
     if PARENT_KEY in headers:

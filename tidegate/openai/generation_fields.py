@@ -2,7 +2,7 @@
 
 Fields of OpenAI's that would change the answer and are not served are refused by name, as long as they ask for
 anything: an SDK that sends every field at its default is served. Fields that change nothing (`user`, `store`) are
-passed by. `top_k`, `ignore_eos` and `stop_token_ids` are those of vLLM.
+passed by. `top_k`, `min_p`, `ignore_eos` and `stop_token_ids` are those of vLLM.
 
 Pure.
 """
@@ -57,6 +57,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[_Token], Meta(max_length=MAX_STOP_TOKENS)] | None = None
@@ -119,6 +120,7 @@ def options_of(
             1.0 if fields.top_p is None else fields.top_p,
             max(0, fields.top_k or 0),  # -1 is vLLM's "of all"
             fields.seed,
+            fields.min_p or 0.0,
         ),
         ignore_stop=bool(fields.ignore_eos),
         stop_tokens=tuple(fields.stop_token_ids or ()),

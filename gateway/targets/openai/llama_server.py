@@ -48,7 +48,7 @@ class LlamaServerDialect:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,
-            "min_p": 0.0,
+            "min_p": sampling.min_p,
             "typical_p": 1.0,
             "repeat_penalty": 1.0,
             "presence_penalty": 0.0,

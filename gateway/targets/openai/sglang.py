@@ -38,7 +38,7 @@ class SglangDialect:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p or 1e-6,
             "top_k": sampling.top_k or -1,
-            "min_p": 0.0,
+            "min_p": sampling.min_p,
             "repetition_penalty": 1.0,
             "stop_token_ids": asked.stop_tokens,
             "ignore_eos": asked.ignore_stop,

@@ -47,7 +47,7 @@ class VllmDialect:
             "temperature": sampling.temperature,
             "top_p": sampling.top_p or 1e-6,  # 0 is refused there, and means the most likely token
             "top_k": sampling.top_k or -1,
-            "min_p": 0.0,
+            "min_p": sampling.min_p,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,

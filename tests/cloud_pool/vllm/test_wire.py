@@ -32,6 +32,7 @@ def asked(max_tokens: int = 8, **words: Any) -> dict[str, Any]:
         # None of the model's own may come: vLLM forbids the stops that it is told until `min_tokens`.
         ({"ignore_stop": True, "stop_tokens": (9,)}, {"stop_token_ids": [2, 7], "min_tokens": 8}),
         ({"sampling": Sampling(0.7, 0.9, 40, 11)}, {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "seed": 11}),
+        ({"sampling": Sampling(0.7, min_p=0.1)}, {"temperature": 0.7, "min_p": 0.1}),
         ({"sampling": Sampling(0.7, seed=-1)}, {"seed": 2**63 - 1}),
         ({"logprobs": 0}, {"logprobs": 0}),
         ({"logprobs": 20}, {"logprobs": 21}),

@@ -18,7 +18,13 @@ from tidegate.outcome import InvalidRequest
 from tidegate.types import Datatype, InferRequest, Tensor
 
 FULL = GenerateRequest(
-    (1, 2, 49151), 64, Sampling(0.7, 0.9, 40, -5), (7, 8), ignore_stop=True, logprobs=3, schema='{"type":"object"}'
+    (1, 2, 49151),
+    64,
+    Sampling(0.7, 0.9, 40, -5, 0.05),
+    (7, 8),
+    ignore_stop=True,
+    logprobs=3,
+    schema='{"type":"object"}',
 )
 
 
@@ -46,6 +52,7 @@ def test_a_request_without_parameters_gets_the_defaults() -> None:
         ("temperature", float("nan")),
         ("temperature", "hot"),
         ("top_p", 1.5),
+        ("min_p", 1.5),
         ("top_k", -1),
         ("seed", 2**63),
         ("logprobs", 21),

@@ -224,6 +224,34 @@ async def test_tools_are_rendered_where_the_template_has_them(host: WritingHost,
     assert "<tools>" not in host.prompt()
 
 
+async def test_min_p_goes_to_the_engine(host: WritingHost, client: openai.AsyncOpenAI) -> None:
+    await client.chat.completions.create(model="talker", messages=HELLO, extra_body={"min_p": 0.125})
+    assert host.asked[-1].sampling.min_p == 0.125
+    await client.completions.create(model="talker", prompt="the tide")
+    assert host.asked[-1].sampling.min_p == 0.0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_wishes_that_the_template_does_not_take_are_named_in_the_answer(servers: Servers, stream: bool) -> None:
+    wishes = {"reasoning_effort": "low", "verbosity": "high"}
+    status, headers, _ = await post(servers, "/v1/chat/completions", messages=HELLO, stream=stream, **wishes)
+    assert status == 200
+    assert headers["tidegate-warning"] == (
+        "the chat template of this model does not take reasoning_effort; "
+        "the chat template of this model does not take verbosity"
+    )
+    status, headers, _ = await post(servers, "/v1/chat/completions", messages=HELLO, stream=stream)
+    assert (status, "tidegate-warning" in headers) == (200, False)
+
+
+async def test_wishes_that_the_template_takes_are_rendered(tmp_path: Path) -> None:
+    host = WritingHost(text_side_folder(tmp_path, template="<effort>{{ reasoning_effort }}{{ messages[0].content }}"))
+    async with serving(host, tmp_path) as running:
+        status, headers, _ = await post(running, "/v1/chat/completions", messages=HELLO, reasoning_effort="low")
+        assert (status, "tidegate-warning" in headers) == (200, False)
+        assert "<effort>low" in host.prompt()
+
+
 async def test_the_models_say_what_they_can_do(servers: Servers) -> None:
     async with aiohttp.ClientSession() as session, session.get(f"http://{servers.http}/v1/models") as answer:
         listed = {one["id"]: one for one in (await answer.json())["data"]}
@@ -241,6 +269,8 @@ async def test_the_models_say_what_they_can_do(servers: Servers) -> None:
     ("chat", {"messages": HELLO, "stop": list("abcde")}, 400, "stop", "at most 4"),
     ("chat", {"messages": HELLO, "stop": ""}, 400, "stop", "from 1 to"),
     ("chat", {"messages": HELLO, "temperature": 9}, 400, "temperature", "<= 2.0"),
+    ("chat", {"messages": HELLO, "min_p": 1.5}, 400, "min_p", "<= 1.0"),
+    ("chat", {"messages": HELLO, "verbosity": "High!"}, 400, "verbosity", "regex"),
     ("chat", {"messages": HELLO, "max_tokens": 0}, 400, "max_tokens", ">= 1"),
     ("chat", {"messages": HELLO, "max_tokens": 500}, 400, "max_tokens", "the model's context has 512"),
     ("chat", {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs", "logprobs: true"),

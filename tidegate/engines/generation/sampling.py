@@ -1,6 +1,7 @@
-"""The next token, chosen from a model's logits: temperature, then `top_k`, then `top_p`, as most engines do it.
+"""The next token, chosen from a model's logits: temperature, `top_k`, `top_p` and `min_p`, in transformers' order.
 
-    p(token) ~ e^(logit / temperature), of the `top_k` likeliest, of the fewest of those whose mass is `top_p` or more
+    p(token) ~ e^(logit / temperature), of the `top_k` likeliest, of the fewest of those whose mass is `top_p` or more,
+               of those of them that are at least `min_p` times as likely as the likeliest
 
 One uniform number decides, and that is a function of the seed and the token's place in the answer. So a sequence with a
 seed says the same in any batch, and an engine that is given the first half of an answer goes on as the one that made
@@ -9,9 +10,10 @@ it would have.
 A vocabulary is never sorted as a whole: only what may be at the edge of what is kept. Among equals the lower id is
 kept, and what is kept stands in the order of its ids.
 
-Pure. Sources: Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR 2020 (nucleus sampling); Steele,
-Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014 (SplitMix64, whose n-th number is computed
-without those before it).
+Pure. Sources: Holtzman et al., "The Curious Case of Neural Text Degeneration", ICLR 2020 (nucleus sampling); Nguyen
+et al., "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs", ICLR 2025; Steele, Lea and Flood,
+"Fast Splittable Pseudorandom Number Generators", OOPSLA 2014 (SplitMix64, whose n-th number is computed without those
+before it).
 """
 
 from __future__ import annotations
@@ -65,6 +67,9 @@ def sampled_token(logits: NDArray[Any], sampling: Sampling, draw: float) -> int:
     if sampling.top_p < 1.0:
         nucleus = _nucleus(mass, sampling.top_p)
         kept, mass = nucleus if kept is None else kept[nucleus], mass[nucleus]
+    if sampling.min_p > 0.0:  # the likeliest has the mass 1
+        strong = np.flatnonzero(mass >= np.float32(sampling.min_p))
+        kept, mass = strong if kept is None else kept[strong], mass[strong]
     reached = mass.cumsum(dtype=np.float64)
     # Never beyond the last token that has any mass, however the product is rounded.
     at = min(np.searchsorted(reached, draw * reached[-1], side="right"), np.searchsorted(reached, reached[-1]))

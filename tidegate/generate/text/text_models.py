@@ -12,6 +12,7 @@ read: it is refused for having too many tokens, and at least how many is said.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,6 +76,10 @@ class TextModel:
     @property
     def takes_tools(self) -> bool:
         return self._template is not None and "tools" in self._template
+
+    def takes(self, variable: str) -> bool:
+        """Whether the chat template reads a variable of this name."""
+        return self._template is not None and re.search(rf"\b{re.escape(variable)}\b", self._template) is not None
 
     @property
     def tool_dialect(self) -> Dialect | None:

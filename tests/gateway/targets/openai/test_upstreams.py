@@ -186,9 +186,9 @@ async def test_what_the_caller_sent_goes_on_as_it_came() -> None:
     ]
     sent: Any = {
         "temperature": 0.25, "top_p": 0.5, "seed": 7, "stop": ["\n\n"], "response_format": {"type": "json_object"},
-        "reasoning_effort": "low",
+        "reasoning_effort": "low", "verbosity": "high",
     }  # fmt: skip
-    more: Any = {"chat_template_kwargs": {"enable_thinking": False}}
+    more: Any = {"min_p": 0.125, "chat_template_kwargs": {"enable_thinking": False}}
     server = server_of("plain")
     async with served(server) as url, upstream_gateway(url) as gateway, sdk(gateway) as client:
         await client.chat.completions.create(  # type: ignore[call-overload]
@@ -266,13 +266,14 @@ async def test_sampling_is_said_in_full_to_a_server_of_ids(models: Path) -> None
     for kind in OF_IDS:
         server = server_of(kind)
         async with served(server) as url, upstream_gateway(url, models) as gateway, sdk(gateway) as client:
-            await client.chat.completions.create(model="talker", messages=ASKED, extra_body={"top_k": 3}, **sent)
+            more = {"top_k": 3, "min_p": 0.125}
+            await client.chat.completions.create(model="talker", messages=ASKED, extra_body=more, **sent)
         said[kind] = server.asked[-1][1]
     keys = ("temperature", "top_p", "top_k", "min_p")
-    assert [said["vllm"][key] for key in (*keys, "seed", "max_tokens")] == [0.5, 0.25, 3, 0.0, 9, 7]
+    assert [said["vllm"][key] for key in (*keys, "seed", "max_tokens")] == [0.5, 0.25, 3, 0.125, 9, 7]
     chosen = said["sglang"]["sampling_params"]
-    assert [chosen[key] for key in (*keys, "sampling_seed", "max_new_tokens")] == [0.5, 0.25, 3, 0.0, 9, 7]
-    assert [said["llama-server"][key] for key in (*keys, "seed", "n_predict")] == [0.5, 0.25, 3, 0.0, 9, 7]
+    assert [chosen[key] for key in (*keys, "sampling_seed", "max_new_tokens")] == [0.5, 0.25, 3, 0.125, 9, 7]
+    assert [said["llama-server"][key] for key in (*keys, "seed", "n_predict")] == [0.5, 0.25, 3, 0.125, 9, 7]
 
 
 async def test_a_request_that_needs_ids_is_not_placed_on_text(models: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from tests.support.models.tiny_llama import CONTEXT, END, VOCABULARY_SIZE
 from tests.support.paced_generation import asking
@@ -127,7 +128,7 @@ def first_token_shares(one: GenerativeEngine, sampling: Sampling, draws: int) ->
     """How often which token comes first, with seeds from 0."""
     seen: Counter[int] = Counter()
     for seed in range(draws):
-        seeded = Sampling(sampling.temperature, sampling.top_p, sampling.top_k, seed)
+        seeded = replace(sampling, seed=seed)
         seen.update(run_one(one, asking(1, sampling=seeded)).ids or (END,))
     return seen
 
@@ -142,6 +143,8 @@ def first_token_shares(one: GenerativeEngine, sampling: Sampling, draws: int) ->
         Sampling(1.5, top_p=0.9),
         Sampling(2.0, top_p=0.9, top_k=20),
         Sampling(2.0, top_k=10**9),
+        Sampling(2.0, min_p=0.9),
+        Sampling(2.0, top_k=20, min_p=0.7),
     ],
     ids=repr,
 )
@@ -170,6 +173,7 @@ def distribution(one: GenerativeEngine, sampling: Sampling) -> dict[int, float]:
         so_far += heated[token] / mass
         if so_far >= sampling.top_p:
             break
+    nucleus = [token for token in nucleus if heated[token] >= sampling.min_p * heated[kept[0]]]
     mass = sum(heated[token] for token in nucleus)
     return {token: heated[token] / mass for token in nucleus}
 
@@ -228,6 +232,7 @@ def test_a_text_follows_its_schema(tiny: GenerativeEngine, tiny_genai: Path) -> 
         (asking(1, schema='{"type": "nope"}'), "json_schema.*nope"),
         (asking(1, schema="{"), "json_schema"),
         (asking(1, schema='{"$ref": "http://127.0.0.1/x"}'), "json_schema"),
+        (asking(1, schema=SCHEMA, sampling=Sampling(1.0, min_p=0.1)), "chosen without `min_p` here"),
         (asking(1, schema=SCHEMA, ignore_stop=True), "leave `ignore_eos` or `json_schema` out"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

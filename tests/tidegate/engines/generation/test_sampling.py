@@ -39,6 +39,10 @@ def shares(sampling: Sampling) -> dict[int, float]:
         (Sampling(5e-324), {1: 1.0}),
         (Sampling(2.0, top_p=0.0), {1: 1.0}),
         (Sampling(2.0, top_k=1), {1: 1.0}),
+        (Sampling(1.0, min_p=0.5), {1: 4 / 7, 3: 3 / 7}),
+        (Sampling(1.0, top_k=3, min_p=0.375), {1: 8 / 17, 3: 6 / 17, 4: 3 / 17}),
+        (Sampling(1.0, top_p=0.8, min_p=0.7), {1: 4 / 7, 3: 3 / 7}),
+        (Sampling(2.0, min_p=1.0), {1: 1.0}),
     ],
     ids=repr,
 )
