@@ -88,7 +88,9 @@ def _source(source: AnswerSource, state: FollowedSource, now: float) -> dict[str
         "mean": round(state.mean, 6),
         "recent_mean": None if state.recent_mean is None else round(state.recent_mean, 6),
         "limit": round(state.limit, 6),
-        "evidence": round(max([state.whole.evidence, *(one.evidence for one in state.slices.values())]), 3),
+        "evidence": round(
+            max([state.whole.evidence, state.change.evidence, *(one.evidence for one in state.slices.values())]), 3
+        ),
         "drifting_for_s": None if since is None else round(now - since, 1),
         "demoted": state.demoted,
         "why": state.evidence,

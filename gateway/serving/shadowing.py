@@ -38,7 +38,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.core.agreement.agreement_watch import AgreementTurn, AgreementWatch, AnswerSource, ShadowedAnswer
-from gateway.core.agreement.disagreement import disagreement
+from gateway.core.agreement.disagreement import Comparison, compared
 from gateway.core.agreement.expectation import AgreementTerms, agreement_terms, promised_quality, slice_of
 from gateway.core.agreement.shadow_budget import ShadowBudget, is_quiet, reference_offers
 from gateway.core.agreement.token_comparison import GreedyPrompt, TokenComparison, greedy_prompt, known_answer
@@ -304,7 +304,7 @@ class Shadowing:
         if score is None:
             self._count(shadow, "busy")
             return
-        await self._record(shadow, source, terms, score, following.reference)
+        await self._record(shadow, source, terms, Comparison(score, score), following.reference)
 
     async def _token_score(self, shadow: _Shadow, offer: Offer, known: KnownAnswer) -> float | None:
         """How far the target's variant disagrees with a known answer; None where it was not quiet for long enough."""
@@ -404,11 +404,11 @@ class Shadowing:
         reference: _Reference,
     ) -> None:
         terms = self._terms_of(shadow, source, offer, reference.quality)
-        score = None if terms is None else await self._scored(terms, response, reference.response)
-        if terms is None or score is None:
+        found = None if terms is None else await self._compared(terms, response, reference.response)
+        if terms is None or found is None:
             self._count(shadow, "incomparable")
             return
-        await self._record(shadow, source, terms, score, reference.name)
+        await self._record(shadow, source, terms, found, reference.name)
 
     def _terms_of(
         self, shadow: _Shadow, source: AnswerSource, offer: Offer, reference_quality: float
@@ -417,14 +417,15 @@ class Shadowing:
         return agreement_terms(shadow.manifest, source.variant, quality, reference_quality, self._terms.tolerance)
 
     async def _record(
-        self, shadow: _Shadow, source: AnswerSource, terms: AgreementTerms, score: float, reference: str
+        self, shadow: _Shadow, source: AnswerSource, terms: AgreementTerms, found: Comparison, reference: str
     ) -> None:
         self._count(shadow, "compared")
         if shadow.prompt is None:
             size = slice_of(shadow.ask.units / max(1, shadow.ask.rows))
         else:
             size = slice_of(len(shadow.prompt.request.prompt))
-        answer = ShadowedAnswer(source, reference, score, terms, size, shadow.manifest.cost.feature)
+        feature = shadow.manifest.cost.feature
+        answer = ShadowedAnswer(source, reference, found.score, terms, size, feature, found.apart)
         now = clock.now()
         turn = self.watch.record(answer, now)
         if turn is not None:
@@ -434,10 +435,12 @@ class Shadowing:
             self._forgave_at = now
         await self.worklist.keep(answer, shadow.request.inputs)
 
-    async def _scored(self, terms: AgreementTerms, answer: InferResponse, reference: InferResponse) -> float | None:
+    async def _compared(
+        self, terms: AgreementTerms, answer: InferResponse, reference: InferResponse
+    ) -> Comparison | None:
         if answer.size_bytes + reference.size_bytes < 1 << 16:
-            return disagreement(terms, answer.outputs, reference.outputs)
-        return await asyncio.to_thread(disagreement, terms, answer.outputs, reference.outputs)
+            return compared(terms, answer.outputs, reference.outputs)
+        return await asyncio.to_thread(compared, terms, answer.outputs, reference.outputs)
 
     def _act(self, turn: AgreementTurn, now: float) -> None:
         self.on_turn(turn)

@@ -44,7 +44,7 @@ from onnx import numpy_helper
 from tokenizers import Tokenizer
 
 from gateway.core.agreement.agreement_watch import MONTH_S, AgreementWatch, AnswerSource, ShadowedAnswer
-from gateway.core.agreement.disagreement import row_disagreement
+from gateway.core.agreement.disagreement import Comparison, row_disagreement
 from gateway.core.agreement.expectation import AgreementTerms, Metric, agreement_terms, slice_of
 from gateway.core.agreement.shadow_budget import ShadowBudget
 from gateway.layers.shadow import shadow
@@ -58,7 +58,7 @@ from tidegate.types import Call, InferRequest, InferResponse, Reply, Route
 
 Rows = NDArray[np.float64]
 Feed = dict[str, NDArray[Any]]
-Scores = dict[int, list[float]]  # by slice
+Scores = dict[int, list[Comparison]]  # by slice
 
 EVERY_S: Final = 10.0
 WITHIN: Final = 200
@@ -117,13 +117,16 @@ def scores_of(
     """The disagreement of each input, by slice. `change` is what a device does to its inputs."""
     found: Scores = {}
     for (size, feed), reference in zip(feeds, truth, strict=True):
-        score = row_disagreement(metric, answer(change(feed)), reference)
-        found.setdefault(size, []).append(score if score == score else 1.0)
+        rows = answer(change(feed))
+        score, apart = (row_disagreement(one, rows, reference) for one in (metric, "cosine"))
+        found.setdefault(size, []).append(
+            Comparison(score if score == score else 1.0, apart if apart == apart else 1.0)
+        )
     return found
 
 
 def mean_of(scores: Scores) -> float:
-    return float(np.mean([score for of in scores.values() for score in of]))
+    return float(np.mean([one.score for of in scores.values() for one in of]))
 
 
 # faults
@@ -191,7 +194,7 @@ def _half_covered(image: NDArray[Any]) -> NDArray[Any]:
 # the real core, living
 
 
-def stretches(scores: Scores, draw: Random) -> Iterator[tuple[int, float]]:
+def stretches(scores: Scores, draw: Random) -> Iterator[tuple[int, Comparison]]:
     """Scores in hours of one slice each, without end."""
     sizes = [size for size, found in scores.items() if len(found) >= 5]
     while True:
@@ -201,18 +204,23 @@ def stretches(scores: Scores, draw: Random) -> Iterator[tuple[int, float]]:
             yield size, found[int(draw.random() * len(found))]
 
 
-def mixed(scores: Scores, draw: Random) -> Iterator[tuple[int, float]]:
-    every = [(size, score) for size, found in scores.items() for score in found]
+def mixed(scores: Scores, draw: Random) -> Iterator[tuple[int, Comparison]]:
+    every = [(size, one) for size, found in scores.items() for one in found]
     while True:
         yield draw.choice(every)
 
 
-def alarms_of(watch: AgreementWatch, terms: AgreementTerms, life: Iterator[tuple[int, float]], count: int) -> list[int]:
+def compared_answer(terms: AgreementTerms, size: int, found: Comparison) -> ShadowedAnswer:
+    return ShadowedAnswer(_SOURCE, "pool/main's fp32", found.score, terms, size, "tokens", found.apart)
+
+
+def alarms_of(
+    watch: AgreementWatch, terms: AgreementTerms, life: Iterator[tuple[int, Comparison]], count: int
+) -> list[int]:
     """After how many of `count` answers it was accused, each time; a device that comes back is watched again."""
     found = []
     for number in range(count):
-        size, score = next(life)
-        turn = watch.record(ShadowedAnswer(_SOURCE, "pool/main's fp32", score, terms, size, "tokens"), number * EVERY_S)
+        turn = watch.record(compared_answer(terms, *next(life)), number * EVERY_S)
         if turn is not None and turn.turn != "returned":
             found.append(number + 1)
     return found
@@ -239,9 +247,10 @@ def false_alarms(terms: AgreementTerms, natural: Scores, months: int, seed: int)
     )
 
 
-def on_the_limit(terms: AgreementTerms, draw: Random) -> Iterator[tuple[int, float]]:
+def on_the_limit(terms: AgreementTerms, draw: Random) -> Iterator[tuple[int, Comparison]]:
     while True:
-        yield 2, 1.0 if draw.random() < terms.limit else 0.0
+        score = 1.0 if draw.random() < terms.limit else 0.0
+        yield 2, Comparison(score, score)
 
 
 def hostile_alarms(terms: AgreementTerms, months: int) -> int:
@@ -262,8 +271,7 @@ def returns_after(terms: AgreementTerms, natural: Scores, faulty: Scores, seeds:
         assert watch.drifting, "the fault was not found"
         life, number = mixed(natural, draw), 0
         while watch.drifting and number < 5000:
-            size, score = next(life)
-            watch.record(ShadowedAnswer(_SOURCE, "pool/main's fp32", score, terms, size, "tokens"), 1e6 + number)
+            watch.record(compared_answer(terms, *next(life)), 1e6 + number)
             number += 1
         found.append(number)
     return found
@@ -364,8 +372,9 @@ def main() -> None:
         figures[f"natural_{name}"] = {
             "mean": mean_of(natural),
             "limit": terms.limit,
-            "most": max(score for of in natural.values() for score in of),
-            **{f"slice_{size}_mean": float(np.mean(of)) for size, of in sorted(natural.items())},
+            "most": max(one.score for of in natural.values() for one in of),
+            **{f"slice_{size}_mean": mean_of({size: of}) for size, of in sorted(natural.items())},
+            "apart": float(np.mean([one.apart for of in natural.values() for one in of])),
         }
         print(f"{name}: natural disagreement {figures[f'natural_{name}']}", flush=True)
     config = {"seeds": seeds, "months": months, "flips": flips, "inputs": inputs, "every_s": EVERY_S}

@@ -2,9 +2,10 @@
 
 For each (target, model, version, variant) two kinds of `DriftTest` run side by side: one over all of its scores, and
 one for each slice of inputs by size, so that a fault that only long inputs show is not averaged away by short ones. A
-score enters two tests, and a device is shadowed once in `every_s` at most; hence
+`ChangeTest` compares with the device's own past. An answer enters three tests, and a device is shadowed once in
+`every_s` at most; hence
 
-    alarm_at = 2 · month / every_s
+    alarm_at = 3 · month / every_s
 
 is the evidence that an intact device reaches once a month in expectation at most, over all its models together.
 
@@ -12,6 +13,9 @@ is the evidence that an intact device reaches once a month in expectation at mos
                                           │
                                           ├ demoted: placement skips it
                                           └ not demoted, while at most half of its group may be (one at least)
+
+A change alone accuses nobody, since inputs change as well: the scores since then also have to be nearer to the limit
+than to what was recorded. A device that was demoted for it is back once its mean is below the limit itself.
 
 The group are the targets that were seen to answer with the same variant of the same version. Where more than half of
 them drift it is not a device's fault: the reference, the variant itself, or the inputs have changed. Then no further
@@ -29,9 +33,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final, Literal, NamedTuple
 
+from gateway.core.agreement.change_test import ChangeTest
 from gateway.core.agreement.drift_test import DriftTest, bounded
-from gateway.core.agreement.expectation import AgreementTerms, slice_words
-from gateway.core.agreement.return_test import ReturnTest
+from gateway.core.agreement.expectation import FLOOR, TOKEN_FLOOR, AgreementTerms, slice_words
+from gateway.core.agreement.return_test import CLEAR, ReturnTest
 
 MONTH_S: Final = 30 * 86_400.0
 MOST_FOLLOWED: Final = 4096
@@ -63,6 +68,7 @@ class ShadowedAnswer(NamedTuple):
     terms: AgreementTerms
     slice: int  # by size (`expectation.slice_of`)
     feature: str  # in which size is counted
+    apart: float | None = None  # how far apart both answers lie, from 0 to 1; None: as the score says
 
 
 class AgreementTurn(NamedTuple):
@@ -81,6 +87,7 @@ class FollowedSource:
     terms: AgreementTerms
     limit: float
     whole: DriftTest
+    change: ChangeTest
     slices: dict[int, DriftTest] = field(default_factory=dict)
     recent: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     shadowed: int = 0
@@ -105,6 +112,7 @@ class FollowedSource:
     def renew(self, limit: float) -> None:
         """Begin the tests anew."""
         self.limit, self.whole, self.slices = limit, DriftTest(limit), {}
+        self.change = _change_test(self.terms, limit)
 
 
 class AgreementWatch:
@@ -116,7 +124,7 @@ class AgreementWatch:
 
     def __init__(self, every_s: float = EVERY_S, most: int = MOST_FOLLOWED) -> None:
         self.every_s = max(every_s, 1e-3)
-        self.alarm_at = 2.0 * MONTH_S / self.every_s
+        self.alarm_at = 3.0 * MONTH_S / self.every_s
         self.sources: dict[AnswerSource, FollowedSource] = {}
         self.drifting: dict[AnswerSource, FollowedSource] = {}
         self._most = most
@@ -152,13 +160,19 @@ class AgreementWatch:
         if in_slice is None:
             in_slice = state.slices[answer.slice] = DriftTest(state.limit)
         whole, sliced = state.whole.record(score), in_slice.record(score)
-        if max(whole, sliced) < self.alarm_at:
+        changed = state.change.record(answer.slice, score if answer.apart is None else answer.apart, score)
+        if max(whole, sliced) >= self.alarm_at:
+            only = whole < self.alarm_at
+            state.returning = _return_test(state, answer, sliced_only=only)
+            state.evidence = _evidence(state, answer, sliced_only=only)
+            state.slice = answer.slice if only else None
+        elif changed >= self.alarm_at and state.change.mean_since > (answer.terms.recorded + state.limit) / 2.0:
+            state.returning = _return_test(state, answer, clear=1.0)
+            state.evidence = _evidence_of_change(state, answer)
+            state.slice = None
+        else:
             return None
         state.drifting_since = now
-        only = whole < self.alarm_at
-        state.returning = _return_test(state, answer, sliced_only=only)
-        state.evidence = _evidence(state, answer, sliced_only=only)
-        state.slice = answer.slice if only else None
         self.drifting[source] = state
         state.demoted = self._may_be_demoted(source)
         return AgreementTurn("demoted" if state.demoted else "suspected", source, state.evidence, now)
@@ -201,7 +215,7 @@ class AgreementWatch:
         source, limit = answer.source, answer.terms.limit
         state = self.sources.pop(source, None)
         if state is None:
-            state = FollowedSource(answer.terms, limit, DriftTest(limit))
+            state = FollowedSource(answer.terms, limit, DriftTest(limit), _change_test(answer.terms, limit))
         elif state.limit != limit:  # its manifest says something else now
             state.renew(limit)
             if state.returning is not None:
@@ -235,9 +249,16 @@ class AgreementWatch:
         return f"<AgreementWatch {len(self.sources)} followed, {len(self.drifting)} drifting>"
 
 
-def _return_test(state: FollowedSource, answer: ShadowedAnswer, *, sliced_only: bool = False) -> ReturnTest:
+def _change_test(terms: AgreementTerms, limit: float) -> ChangeTest:
+    return ChangeTest(limit, TOKEN_FLOOR if terms.metric == "tokens" else FLOOR)
+
+
+def _return_test(
+    state: FollowedSource, answer: ShadowedAnswer, *, sliced_only: bool = False, clear: float = CLEAR
+) -> ReturnTest:
     was = _recent(state, answer, sliced_only=sliced_only)
-    return ReturnTest(state.limit, was, all_or_nothing=answer.terms.metric == "top1", relapses=state.relapses)
+    exact = answer.terms.metric == "top1"
+    return ReturnTest(state.limit, was, all_or_nothing=exact, clear=clear, relapses=state.relapses)
 
 
 def _recent(state: FollowedSource, answer: ShadowedAnswer, *, sliced_only: bool) -> list[float]:
@@ -251,5 +272,15 @@ def _evidence(state: FollowedSource, answer: ShadowedAnswer, *, sliced_only: boo
     return (
         f"{source.model} {source.version} {source.variant}: the last {len(scores)} shadowed answers{where} differ from "
         f"{answer.reference} by {fmean(scores):.3g} on average, where at most {state.limit:.3g} is usual "
+        f"({answer.terms.metric} of {answer.terms.output})"
+    )
+
+
+def _evidence_of_change(state: FollowedSource, answer: ShadowedAnswer) -> str:
+    source, change = answer.source, state.change
+    return (
+        f"{source.model} {source.version} {source.variant}: the last {change.since} shadowed answers lie "
+        f"{change.times:.2g} times as far from {answer.reference} as is usual of this device, and differ by "
+        f"{change.mean_since:.3g} on average, where at most {state.limit:.3g} is usual "
         f"({answer.terms.metric} of {answer.terms.output})"
     )

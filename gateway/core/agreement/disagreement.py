@@ -1,13 +1,15 @@
 """How far two answers to one request disagree, as one number from 0 (the same) to 1: the mean over the request's rows.
 
-What the number is of one row: `expectation.py`. An answer that cannot be compared, since it has another shape, another
-datatype or no finite number, disagrees altogether; an output that the caller did not ask for is not compared. Pure.
+What the number is of one row: `expectation.py`. Beside it stands how far apart both answers lie, which is the same
+number but for classes, where the vectors of all classes are compared and not only which one is the largest. An answer
+that cannot be compared, since it has another shape, another datatype or no finite number, disagrees altogether; an
+output that the caller did not ask for is not compared. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +22,32 @@ from tidegate.types import Datatype, Tensor
 _FLOATS: Final = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
 
 
-def disagreement(terms: AgreementTerms, answer: Sequence[Tensor], reference: Sequence[Tensor]) -> float | None:
+class Comparison(NamedTuple):
+    """How far two answers disagree by their metric, and how far apart they lie as vectors; both from 0 to 1."""
+
+    score: float
+    apart: float
+
+
+_NOTHING_ALIKE: Final = Comparison(1.0, 1.0)
+
+
+def compared(terms: AgreementTerms, answer: Sequence[Tensor], reference: Sequence[Tensor]) -> Comparison | None:
     """None: the reference has nothing to compare with."""
     truth = next((one for one in reference if one.name == terms.output), None)
     if truth is None or truth.datatype not in _FLOATS or not truth.elements:
         return None
     found = next((one for one in answer if one.name == terms.output), None)
     if found is None or found.datatype not in _FLOATS or found.shape != truth.shape:
-        return 1.0
+        return _NOTHING_ALIKE
     try:
         rows, wanted = _rows(found), _rows(truth)
     except InvalidRequest:
-        return 1.0
+        return _NOTHING_ALIKE
     if not np.isfinite(wanted).all():
         return None
-    return row_disagreement(terms.metric, rows, wanted)
+    apart = row_disagreement("cosine", rows, wanted)
+    return Comparison(apart if terms.metric == "cosine" else row_disagreement(terms.metric, rows, wanted), apart)
 
 
 def row_disagreement(metric: Metric, rows: NDArray[Any], reference: NDArray[Any]) -> float:

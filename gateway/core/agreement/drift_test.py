@@ -47,7 +47,10 @@ class DriftTest:
 
     def record(self, score: float) -> float:
         """Take in a score; the evidence after it."""
-        times = bounded(score) / self.limit - 1.0
+        return self.bet(bounded(score) / self.limit - 1.0)
+
+    def bet(self, times: float) -> float:
+        """Take in by how much a score is above its limit, in limits; the evidence after it. −1: it is nothing."""
         capital = self._capital
         for at, fraction in enumerate(FRACTIONS):
             capital[at] = min(_CEILING, (capital[at] + 1.0) * (1.0 + fraction * times))

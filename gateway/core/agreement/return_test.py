@@ -1,7 +1,7 @@
 """A sequential test of a mean, by betting: when a device that was demoted agrees again.
 
 It is `drift_test.py` the other way: a gambler bets that the mean is now below a level `q` that lies half-way to what
-the device was demoted for, and at least `_CLEAR` limits,
+the device was demoted for, and at least `clear` limits,
 
     M ← max(M, 1) · (1 + λ · (q − x))        E ≤ 1 for each factor while E[x] ≥ q
 
@@ -22,7 +22,7 @@ from typing import Final
 
 from gateway.core.agreement.drift_test import bounded
 
-_CLEAR: Final = 2.0  # limits
+CLEAR: Final = 2.0  # limits
 _CUT: Final = 4.0  # limits
 _FRACTIONS: Final = (0.2, 0.5, 0.9)  # of the largest stake
 _SHORTEST_RUN, _LONGEST_RUN = 30, 300
@@ -37,14 +37,23 @@ class ReturnTest:
         limit: as for `DriftTest`.
         was: the latest scores for which it was demoted, at least one.
         all_or_nothing: whether scores are 0 or 1 by their nature.
+        clear: how many limits the mean has to be below at least.
         relapses: how often it has come back before, and was demoted again: each asks for ten times the evidence, and
             for a longer run.
     """
 
     __slots__ = ("_capital", "_cut", "_level", "_needed", "_run", "agreed")
 
-    def __init__(self, limit: float, was: Sequence[float], *, all_or_nothing: bool = False, relapses: int = 0) -> None:
-        level = min(0.9, max(_CLEAR * limit, 0.5 * fmean(was)))
+    def __init__(
+        self,
+        limit: float,
+        was: Sequence[float],
+        *,
+        all_or_nothing: bool = False,
+        clear: float = CLEAR,
+        relapses: int = 0,
+    ) -> None:
+        level = min(0.9, max(clear * limit, 0.5 * fmean(was)))
         self._cut = 1.0 if all_or_nothing else min(1.0, max(_CUT * limit, 2.0 * level))
         gross = sum(one > self._cut for one in was) / len(was)
         run = min(_LONGEST_RUN, max(_SHORTEST_RUN, _RUN / gross)) if gross else _SHORTEST_RUN

@@ -114,7 +114,7 @@ def test_a_device_is_due_again_after_the_gap_and_the_threshold_follows_from_it()
     assert not watch.is_due("edge/a", 109.9)
     assert watch.is_due("edge/b", 100.0)
     assert watch.is_due("edge/a", 110.0)
-    assert watch.alarm_at == 2 * 30 * 86_400 / 10
+    assert watch.alarm_at == 3 * 30 * 86_400 / 10
     assert AgreementWatch(every_s=1.0).alarm_at == 10 * watch.alarm_at
 
 
@@ -147,3 +147,55 @@ def test_another_limit_in_the_manifest_begins_the_tests_anew() -> None:
     assert watch.sources[source()].whole.evidence < evidence
     live(watch, source("edge/b"), BAD, 30)
     assert watch.record(answer(source("edge/b"), 0.3, terms=wide), 0.0) is None
+
+
+RECORDED = AgreementTerms("cosine", "embedding", 0.02, 0.009)
+CLASSES = AgreementTerms("top1", "classes", 0.05, 0.024)
+
+
+def spread(
+    of: AnswerSource, terms: AgreementTerms, watch: AgreementWatch, scores: list[tuple[float, float]], count: int
+) -> list[AgreementTurn]:
+    """Live through answers with these scores and distances in turn."""
+    turns = []
+    for number in range(count):
+        score, apart = scores[number % len(scores)]
+        found = ShadowedAnswer(of, "pool/main's fp32", score, terms, 2, "tokens", apart)
+        turns.append(watch.record(found, 10.0 * number))
+    return [turn for turn in turns if turn is not None]
+
+
+def test_a_fault_a_little_over_the_limit_is_found_by_the_devices_own_past() -> None:
+    watch = AgreementWatch()
+    assert spread(source(), RECORDED, watch, [(0.006, 0.006), (0.012, 0.012)], 4000) == []
+    (turn,) = spread(source(), RECORDED, watch, [(0.021, 0.021)], 100)
+    assert turn.turn == "demoted"
+    assert "times as far from pool/main's fp32 as is usual of this device" in turn.evidence
+    unlearned = AgreementWatch()
+    assert spread(source(), RECORDED, unlearned, [(0.021, 0.021)], 100) == []
+
+
+def test_a_classifier_is_found_by_its_probabilities_where_the_largest_class_says_little() -> None:
+    usual = [(0.0, 0.01)] * 39 + [(1.0, 0.4)]
+    faulty = [(0.0, 0.06)] * 12 + [(1.0, 0.4)]
+    watch = AgreementWatch()
+    assert spread(source(), CLASSES, watch, usual, 4000) == []
+    (turn,) = spread(source(), CLASSES, watch, faulty, 150)
+    assert turn.turn == "demoted" and "top1 of classes" in turn.evidence
+
+
+def test_a_change_whose_answers_are_as_good_as_was_recorded_accuses_nobody() -> None:
+    watch = AgreementWatch()
+    spread(source(), CLASSES, watch, [(0.0, 0.01)], 4000)
+    assert spread(source(), CLASSES, watch, [(0.0, 0.2)] * 39 + [(1.0, 0.4)], 2000) == []
+
+
+def test_a_device_that_changed_is_back_once_its_mean_is_below_the_limit_and_is_learned_anew() -> None:
+    watch = AgreementWatch()
+    spread(source(), RECORDED, watch, [(0.008, 0.008)], 4000)
+    spread(source(), RECORDED, watch, [(0.021, 0.021)], 100)
+    assert watch.drifting
+    assert spread(source(), RECORDED, watch, [(0.021, 0.021)], 1000) == []  # which twice the limit would let back
+    (turn,) = spread(source(), RECORDED, watch, [(0.008, 0.008)], 80)
+    assert turn.turn == "returned"
+    assert spread(source(), RECORDED, watch, [(0.014, 0.014)], 2000) == []  # other inputs: once, and not for good

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.agreement.disagreement import disagreement, row_disagreement
+from gateway.core.agreement.disagreement import Comparison, compared, row_disagreement
 from gateway.core.agreement.expectation import (
     FLOOR,
     TOKEN_FLOOR,
@@ -45,34 +45,43 @@ def tensor(*rows: list[float], name: str = "y") -> tuple[Tensor, ...]:
     ],
 )
 def test_vectors_disagree_by_direction_and_by_length(one: list[float], other: list[float], wanted: float) -> None:
-    assert disagreement(COSINE, tensor(one), tensor(other)) == pytest.approx(wanted, abs=1e-6)
+    found = compared(COSINE, tensor(one), tensor(other))
+    assert found is not None and found.score == found.apart == pytest.approx(wanted, abs=1e-6)
 
 
 def test_classes_disagree_where_the_largest_is_another_one() -> None:
     answer, truth = tensor([0.9, 0.1], [0.2, 0.8]), tensor([0.6, 0.4], [0.6, 0.4])
-    assert disagreement(TOP1, answer, truth) == 0.5
+    found = compared(TOP1, answer, truth)
+    assert found is not None and found.score == 0.5
+
+
+def test_how_far_apart_classes_lie_says_more_than_which_one_is_the_largest() -> None:
+    truth = tensor([0.6, 0.4])
+    near, far = (compared(TOP1, tensor(row), truth) for row in ([0.61, 0.39], [0.98, 0.02]))
+    assert near is not None and far is not None
+    assert near.score == far.score == 0.0 and near.apart < 0.001 < 0.1 < far.apart
 
 
 def test_an_answer_that_cannot_be_compared_disagrees_altogether() -> None:
     truth = tensor([1.0, 0.0])
-    assert disagreement(COSINE, tensor([1.0, 0.0, 0.0]), truth) == 1.0
-    assert disagreement(COSINE, tensor([1.0, 0.0], name="z"), truth) == 1.0
+    assert compared(COSINE, tensor([1.0, 0.0, 0.0]), truth) == Comparison(1.0, 1.0)
+    assert compared(COSINE, tensor([1.0, 0.0], name="z"), truth) == Comparison(1.0, 1.0)
     broken = (Tensor("y", Datatype.FP32, (1, 2), b"\0" * 3),)
-    assert disagreement(COSINE, broken, truth) == 1.0
+    assert compared(COSINE, broken, truth) == Comparison(1.0, 1.0)
     whole = (array_to_tensor("y", np.array([[1, 0]]), Datatype.INT64),)
-    assert disagreement(COSINE, whole, truth) == 1.0
+    assert compared(COSINE, whole, truth) == Comparison(1.0, 1.0)
 
 
 def test_a_reference_without_the_output_or_without_numbers_says_nothing() -> None:
     answer = tensor([1.0, 0.0])
-    assert disagreement(COSINE, answer, tensor([1.0, 0.0], name="z")) is None
-    assert disagreement(COSINE, answer, tensor([float("inf"), 0.0])) is None
-    assert disagreement(COSINE, answer, (Tensor("y", Datatype.FP32, (0, 2), b""),)) is None
+    assert compared(COSINE, answer, tensor([1.0, 0.0], name="z")) is None
+    assert compared(COSINE, answer, tensor([float("inf"), 0.0])) is None
+    assert compared(COSINE, answer, (Tensor("y", Datatype.FP32, (0, 2), b""),)) is None
 
 
 def test_a_vector_without_a_batch_is_one_row() -> None:
     one = (array_to_tensor("y", np.array([1.0, 2.0], dtype=np.float32), Datatype.FP32),)
-    assert disagreement(COSINE, one, one) == pytest.approx(0.0, abs=1e-6)
+    assert compared(COSINE, one, one) == pytest.approx(Comparison(0.0, 0.0), abs=1e-6)
     assert row_disagreement("top1", np.eye(2), np.eye(2)) == 0.0
 
 
