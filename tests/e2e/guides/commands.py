@@ -42,8 +42,12 @@ def commands(page: str) -> list[Command]:
 
 
 def left_out(command: Command, table: dict[str, dict[str, str]]) -> str:
-    """Why this command is not run by tests, by a table of pages and of how commands begin; "" if it is."""
-    return next((why for words, why in table.get(command.page, {}).items() if command.text.startswith(words)), "")
+    """Why this command is not run by tests, by a table of pages and of how commands begin; "" if it is.
+
+    Words that end with a line's end are the whole command.
+    """
+    typed = f"{command.text}\n"
+    return next((why for words, why in table.get(command.page, {}).items() if typed.startswith(words)), "")
 
 
 def _typed(block: Piece) -> Iterator[str]:

@@ -8,7 +8,7 @@ may not have read the one before.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Final, Self
@@ -65,10 +65,7 @@ class Guide:
         if _SERVES.search(text):
             self._busy = not text.partition("  #")[0].rstrip().endswith("&")
             return serve(terminal, text)
-        typed = terminal.type(text)
-        if says:
-            typed = self._said(terminal, typed, says)
-        return typed
+        return self._said(terminal, text, says) if says else terminal.type(text)
 
     def end(self) -> None:
         """End all that runs."""
@@ -100,17 +97,15 @@ class Guide:
                 text = text.replace(begins, f"{begins} {options}", 1)
         return text
 
-    def _said(self, terminal: Terminal, typed: Typed, says: str) -> Typed:
-        tried = [typed]
+    def _said(self, terminal: Terminal, text: str, says: str) -> Typed:
+        """Type it until it ends well and says this: what was just begun may not know everything yet."""
 
         def is_said() -> bool:
-            if re.search(says, tried[-1].printed):
-                return True
-            tried.append(terminal.type(typed.text))
-            return False
+            typed = terminal.tried(text)
+            return typed.code == 0 and re.search(says, typed.printed) is not None
 
         _wait(is_said, SAID_WITHIN_S, f"it says {says}", terminal)
-        return tried[-1]
+        return terminal.typed[-1]
 
 
 @contextmanager
@@ -130,7 +125,8 @@ def serve(terminal: Terminal, text: str) -> Typed:
     """Type a command that serves, behind `&` or in the foreground, and wait until it does."""
     in_background = text.partition("  #")[0].rstrip().endswith("&")
     typed = terminal.type(text) if in_background else terminal.begin(text)
-    _wait(lambda: _is_served(typed.printed.splitlines()), READY_WITHIN_S, "it serves", terminal)
+    _wait(lambda: _is_served(typed) or _has_failed(typed), READY_WITHIN_S, "it serves", terminal)
+    assert _is_served(typed), f"it does not serve:\n{typed}"
     return typed
 
 
@@ -141,5 +137,10 @@ def _wait(happened: Callable[[], bool], within_s: float, what: str, terminal: Te
         raise AssertionError(f"{error}\n{terminal!r}") from None
 
 
-def _is_served(lines: Iterable[str]) -> bool:
-    return any(is_ready(line) or line.startswith("requests, as they are served") for line in lines)
+def _is_served(typed: Typed) -> bool:
+    return any(is_ready(line) or line.startswith("requests, as they are served") for line in typed.printed.splitlines())
+
+
+def _has_failed(typed: Typed) -> bool:
+    """Whether a process says that it could not start, or a command why it did not."""
+    return any(line.startswith(('{"event":"failed"', "Error: ")) for line in typed.printed.splitlines())

@@ -62,6 +62,9 @@ LEFT_OUT: Final[dict[str, dict[str, str]]] = {
         "kubectl": _CLUSTER,
         "helm template": "needs Helm's program; tests/contract/kubernetes renders every example with its engine",
     },
+    "docs/layer-split.md": {
+        "tidegate model split-layers minilm\n": "measures four cuts for a minute; the page's last section makes one",
+    },
     "docs/loading-models.md": {
         "client.load_model": "a line of the reader's own program: tests/e2e/test_stack_clients.py",
     },

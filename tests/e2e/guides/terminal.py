@@ -26,6 +26,7 @@ class Typed:
 
     def __init__(self, text: str, path: Path) -> None:
         self.text = text
+        self.code: int | None = None  # with which it ended
         self._path = path
 
     @property
@@ -52,17 +53,26 @@ class Terminal:
         self._say("set -m")  # jobs, which have numbers and can be interrupted
 
     def type(self, text: str) -> Typed:
-        """Type a command, and wait until the shell takes another one.
+        """Type a command that ends well, and wait until the shell takes another one.
 
         Raises:
             AssertionError: it does not end, or not well.
         """
+        typed = self.tried(text)
+        assert typed.code == 0, f"it ends with {typed.code}:\n{typed}"
+        return typed
+
+    def tried(self, text: str) -> Typed:
+        """Type a command that may end in any way.
+
+        Raises:
+            AssertionError: it does not end.
+        """
         typed = self.begin(text)
         try:
-            code = self._ended.get(timeout=WITHIN_S)
+            typed.code = self._ended.get(timeout=WITHIN_S)
         except Empty:
             raise AssertionError(f"it does not end:\n{typed}") from None
-        assert code == 0, f"it ends with {code}:\n{typed}"
         return typed
 
     def begin(self, text: str) -> Typed:

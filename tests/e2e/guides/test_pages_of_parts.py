@@ -66,9 +66,9 @@ def test_callers_ask_for_text_as_the_page_says(reader: Reader) -> None:
 def test_a_running_fleet_is_asked_and_configured_as_pages_say(reader: Reader) -> None:
     (reader.folder / "models" / "minilm").rename(reader.folder / "minilm")
     preparation = "tidegate keys signing create operator"
-    up = """TIDEGATE_EDGE_ROLLOUT='{"keys": ["operator.pub"], "groups": ["kiosks"]}' tidegate up --ship operator.pub --demo digits"""
+    in_group = """TIDEGATE_EDGE_ROLLOUT='{"keys": ["operator.pub"], "groups": ["kiosks"]}'"""
     soon = {"operator.key": "--watch 1s --waves 100%"}
-    with serving(reader, preparation, up):
+    with serving(reader, preparation, f"{in_group} tidegate up --ship operator.pub --demo digits"):
         with Guide(reader, "docs/degradation.md") as guide:
             guide.until("curl", '"conditions"')
             guide.until("curl", '"pool_replicas_needed"')
@@ -85,8 +85,11 @@ def test_a_running_fleet_is_asked_and_configured_as_pages_say(reader: Reader) ->
 
 def test_a_container_is_asked_for_its_health_as_the_page_says(reader: Reader) -> None:
     shutil.rmtree(reader.folder / "models" / "minilm")
-    (reader.folder / "deploy" / "config").mkdir(parents=True)
+    reader.run("tidegate pki init && tidegate pki issue pool/cloud --host localhost")
     config = (ROOT / "deploy/config/cloud.yaml").read_text().replace("/var/lib/tidegate/models", "models")
-    (reader.folder / "deploy/config/cloud.yaml").write_text(config.replace("host: 0.0.0.0", ""))
+    for installed, made in (("tls.crt", "pool/cloud.crt"), ("tls.key", "pool/cloud.key"), ("ca.crt", "ca.crt")):
+        config = config.replace(f"/etc/tidegate/pki/{installed}", f"pki/{made}")
+    (reader.folder / "deploy" / "config").mkdir(parents=True)
+    (reader.folder / "deploy" / "config" / "cloud.yaml").write_text(config)
     with Guide(reader, "docs/containers.md") as guide:
         guide.until("tidegate health", "")

@@ -57,4 +57,4 @@ def test_a_gateway_is_several_processes_as_the_page_says(reader: Reader) -> None
 
 def test_a_model_is_cut_as_the_page_says(reader: Reader) -> None:
     with Guide(reader, "docs/layer-split.md", with_options=BOTH) as guide:
-        guide.until("python3", "(?s)route.*split; .*head=edge/")
+        guide.until("python3", r"\Asplit; .*\nhead=edge/")
