@@ -16,7 +16,6 @@ from tests.support.chart.rendering import EXAMPLES as CHART_EXAMPLES
 from tests.support.chart.rendering import Rendered, complaints_about, has_helm, render
 from tests.support.operator import definition_files
 from tests.support.operator.resources import VOLUME, body, objects_of, one_of
-from tests.support.ray.node import PYTHON as RAY_PYTHON
 from tidegate.tools.operator.cli import operator as operator_command
 from tidegate.tools.operator.cluster_objects import path_of
 from tidegate.tools.operator.definitions import GROUP, KINDS
@@ -26,6 +25,7 @@ from tidegate.tools.operator.rendering.ray_service import APPLICATION
 
 EXAMPLES = Path(__file__).parents[3] / "deploy" / "operator" / "examples"
 DEPLOY = EXAMPLES.parents[1]
+RAY_PYTHON = DEPLOY.parent / ".venv-ray" / "bin" / "python"
 PAGE = Path(__file__).parents[3] / "docs" / "operator.md"
 RESOURCES = {"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"memory": "3Gi"}}
 TLS = {"mode": "csi", "csi": {"issuerName": "fleet-ca", "gatewayHosts": ["gw.example"]}}
@@ -276,12 +276,16 @@ def test_a_pool_on_ray_is_that_of_the_manifest_for_kuberay() -> None:
     workers, own_workers = (one["template"]["spec"]["containers"][0] for one in (group, own))
 
     assert complaints_about([theirs, *inside(theirs)]) == []
-    for key in ("enableInTreeAutoscaling",):
-        assert theirs["spec"]["rayClusterConfig"][key] == ours["spec"]["rayClusterConfig"][key]
-    heads = [one["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"] for one in (theirs, ours)]
-    assert heads[0] == heads[1], "no replica on the head"
+    clusters = [one["spec"]["rayClusterConfig"] for one in (theirs, ours)]
+    assert clusters[0]["enableInTreeAutoscaling"] is clusters[1]["enableInTreeAutoscaling"] is True
+    started = [one["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"] for one in (theirs, ours)]
+    assert started[0] == started[1], "no replica on the head"
     assert workers["readinessProbe"] == own_workers["readinessProbe"]
-    assert workers["env"][0] == own_workers["env"][0], "they serve on without the head"
+    heads = [
+        one["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0] for one in (theirs, ours)
+    ]
+    for one in (own_workers, *heads):
+        assert workers["env"][0] == one["env"][0], "they serve on without the head"
     assert group["template"]["spec"]["terminationGracePeriodSeconds"] == 60
     assert own["template"]["spec"]["terminationGracePeriodSeconds"] == 60
     assert own_workers["resources"]["limits"]["nvidia.com/gpu"] == 1

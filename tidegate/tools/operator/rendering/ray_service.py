@@ -104,17 +104,14 @@ def _cluster(
     head = {
         "name": "ray-head",
         **image(spec.image, "ray"),
-        "env": spec.env,
+        "env": _environment(spec, ray),
         **({"envFrom": spec.env_from} if spec.env_from else {}),
         "resources": ray.head_resources or _HEAD_RESOURCES,
     }
     worker = {
         "name": "ray-worker",
         **image(spec.image, "ray"),
-        # Ray reads it from the environment alone.
-        "env": [
-            {"name": "RAY_gcs_rpc_server_reconnect_timeout_s", "value": str(ray.reconnect_timeout_seconds)}, *spec.env
-        ],
+        "env": _environment(spec, ray),
         **({"envFrom": spec.env_from} if spec.env_from else {}),
         "resources": resources,
         "readinessProbe": {
@@ -155,6 +152,12 @@ def _cluster(
         "headGroupSpec": {"rayStartParams": {"num-cpus": "0"}, "template": _template(part, spec, head, {})},
         "workerGroupSpecs": [workers],
     }
+
+
+def _environment(spec: TidegatePoolSpec, ray: RaySpec) -> list[dict[str, Any]]:
+    """Ray reads from the environment alone how long a node waits for the head."""
+    waits = {"name": "RAY_gcs_rpc_server_reconnect_timeout_s", "value": str(ray.reconnect_timeout_seconds)}
+    return [waits, *spec.env]
 
 
 def _model_mounts(spec: TidegatePoolSpec) -> list[dict[str, Any]]:
