@@ -166,27 +166,66 @@ class Gateway:
         """Args: part: which process of a gateway with several this is (`gateway/workers`); None: it has one."""
         self._part = part
         self._relayed = _relayed_of(config, part)
-        self.config = config = config if part is None else part.config_of(config)
+        self.config = config if part is None else part.config_of(config)
         self._draw = draw
         self.addresses: dict[str, str] = {}
+        self._quarantine = Quarantine()
+        self._scaling = ReplicaScaler(self.config.scaling.spec)
+        # Each step uses what those before it made.
+        self._make_identity()
+        self._make_models()
+        self._make_fleet()
+        self._make_neighbours()
+        self._make_targets()
+        self._make_dispatcher()
+        self._make_telemetry()
+        self._make_beside_dispatcher()
+        self._make_services()
+        self._make_access()
+        self._make_ports()
+        self._make_processes()
+        self._handed_over = False
+        self._shipping: DeliveryService | None = None  # once there is a broker to reach devices by
+        self._stack = AsyncExitStack()
+        self._connect_observers()
+
+    def _make_identity(self) -> None:
+        """The gateway's identity on its connections, and what it believes of devices."""
+        config = self.config
         self.tls = tls_of(config.tls, lambda: CertificateIdentity("gateway", config.name))
         check_encrypted(config.mqtt, self.tls)
         self._secured = ServerSecurity(self.tls) if self.tls else None  # any caller: the layers check its identity
+        self.verifier = _verifier_of(config, self.tls, self._draw)
+
+    def _make_models(self) -> None:
+        """The models of the repository, and what reads their texts."""
+        config = self.config
         self.repository = Repository(config.model_repository or Path())  # without one it is never asked for a folder
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
         self.tokenizers = Tokenizers(self.repository)
         shipped = ArtifactStore(config.artifacts.folder).path if config.artifacts is not None else None
         self.texts = TextModels(self.repository, shipped)
-        scaling = ReplicaScaler(config.scaling.spec)
-        self.fleet = Fleet(self.catalog.feature_of, draw=draw, scaling=scaling)
+        self._loader = CatalogLoader(config.model_repository or Path(), self.catalog, self._model_came)
+
+    def _make_fleet(self) -> None:
+        """The fleet as it is folded from what devices and pools say."""
+        config, draw = self.config, self._draw
+        self.fleet = Fleet(self.catalog.feature_of, draw=draw, scaling=self._scaling)
         self.defaults = DefaultVersions(self.catalog, self.fleet)
-        self.verifier = _verifier_of(config, self.tls, draw)
         self.claims = NameClaims()  # of devices' names, over MQTT as on streams that they dial
         self.register = FleetRegister(Topics(config.fleet), draw=draw, claims=self.claims) if config.mqtt else None
         self.broker_rights = BrokerRights(config.fleet, config.name)
+
+    def _make_neighbours(self) -> None:
+        """The gateways beside this one, and the store that they share."""
+        config = self.config
         self.peers = Peers(config.name, config.gateways)
-        self._siblings = Siblings() if part is None else part.siblings
-        self.store = SharedStore(config.store, config.fleet, draw) if config.store else None
+        self._siblings = Siblings() if self._part is None else self._part.siblings
+        self.store = SharedStore(config.store, config.fleet, self._draw) if config.store else None
+
+    def _make_targets(self) -> None:
+        """The targets that are configured, found or dial in, and the links to them."""
+        config, draw = self.config, self._draw
         self.dialled_in = dial_in_server_of(config, self.tls, self._knows, self.claims)
         static, sources = [one.spec for one in config.targets], [one.label for one in config.discovery]
         self.found = FoundTargets(static, sources, drain_s=config.drain_s)
@@ -213,64 +252,95 @@ class Gateway:
             has_tls=config.tls is not None,
             networks=config.networks,
         )
+
+    def _make_dispatcher(self) -> None:
+        """What admits a request, and what places and drives it."""
+        config, draw = self.config, self._draw
         self.admission = admission_of(config, self.fleet, draw)
         self._shares = ShareWeights(config.shares)
-        strained = lambda: self.admission.overloaded() or self.fleet.balance.panic  # noqa: E731
-        held = Quarantine()
-        self.dispatcher = self._new_dispatcher(held, strained)
-        generates = lambda request: self._generative_of(request) is not None  # noqa: E731
-        self.watch = ConsoleHistory(self.fleet, self._all_in_flight, generates) if config.console else None
+        placer, hedges = policy_of(config, self.fleet, draw, self.admission.overloaded)
+        self.dispatcher = Dispatcher(
+            placer,
+            self.directory.targets,
+            self.defaults.manifest,
+            draw=draw,
+            memory=FlightRecorder(config.remember_decisions, config.remember_bytes, run=token_hex(3), defer=run_soon),
+            hedges=hedges,
+            handovers=handovers_of(config, placer, hedges, self._strained),
+            overloaded=self._strained,
+            placement=placement_of(placer, self.fleet, self.admission, draw, self._strained),
+            weight_of=self.admission.weight_of,
+            shares=self._shares,
+            listener=QuarantineListener(self._quarantine, clock.now),
+            homes=_homes_of(config),
+        )
+
+    def _make_telemetry(self) -> None:
+        """What operators see: console, metrics, traces, conditions."""
+        self.watch = ConsoleHistory(self.fleet, self._all_in_flight, self._generates) if self.config.console else None
         self.telemetry = Telemetry(
-            config,
+            self.config,
             self.dispatcher,
             self.admission,
-            held,
+            self._quarantine,
             self._version_of,
-            scaling,
+            self._scaling,
             console=self.watch,
             others=self._other_conditions,
             needs=partial(needs_of_others, self.peers, self._siblings),
         )
         self.metrics = self.telemetry.metrics
-        self.trials = Trials(config.trials_file, self.defaults, draw, strained, self.dispatcher.infer)
+
+    def _make_beside_dispatcher(self) -> None:
+        """What the layers ask beside the dispatcher, each with its families of metrics."""
+        self.trials = Trials(self.config.trials_file, self.defaults, self._draw, self._strained, self.dispatcher.infer)
         self.metrics.add(lambda: trial_families(self.trials))
-        self._loader = CatalogLoader(config.model_repository or Path(), self.catalog, self._model_came)
-        self.shadowing = self._new_shadowing(strained)
+        self.shadowing = self._new_shadowing()
         if (shadowing := self.shadowing) is not None:
             self.metrics.add(lambda: agreement_families(shadowing))
         self.known_answers = self._new_known_answers()
         if (known := self.known_answers) is not None:
             self.metrics.add(lambda: cache_families(known))
-        behind, infer, relayed, helped = self._line(held)
+
+    def _make_services(self) -> None:
+        """What answers requests: of callers, of other gateways, of devices, and deferred ones."""
+        config = self.config
+        behind, infer, relayed, helped = self._line()
         self.ingest_service = (
             IngestService(config.ingest, config.name, behind, self.defaults.manifest, self.store)
             if config.ingest
             else None
         )
-        self.host = GatewayHost(config.name, self.defaults, self.fleet, self.metrics, infer, self._loader.unloaded)
+        self.host = self._host_of(infer)
         self.upstreams: LinkService | None = None  # the streams of gateways that have this one as a site
         if config.site_port is not None:
-            relaying = GatewayHost(config.name, self.defaults, self.fleet, self.metrics, relayed, self._loader.unloaded)
-            self.upstreams = site_service_of(config, relaying, self.fleet, lambda: self.admission.in_flight)
+            in_flight = lambda: self.admission.in_flight  # noqa: E731
+            self.upstreams = site_service_of(config, self._host_of(relayed), self.fleet, in_flight)
         self.audit = Audit()
-        self.operator_token = OperatorToken()  # for changes over the admin port, where `auth` does not guard it
         self.guard = GatewayGuard(config.auth, self.host, self.admission, self.audit) if config.auth else None
         self.help = self._new_help(helped)
         if (asked := self.help) is not None:
             self.metrics.add(lambda: help_families(asked.askers))
+
+    def _make_access(self) -> None:
+        """The protocols that are spoken here, and what guards them."""
+        self.operator_token = OperatorToken()  # for changes over the admin port, where `auth` does not guard it
         self._entry = DrainingGuard(self.guard or OpenGuard(self.host), self.host.server_name)
         self._control = self._model_control()
-        self._held = BodyMemory(config.limits.max_held_bytes)
+        self._held = BodyMemory(self.config.limits.max_held_bytes)
         self._oip_over_grpc = self._oip_service()
-        self._limits = limits_by_port(config.limits.door, _port_groups(config))
+
+    def _make_ports(self) -> None:
+        """What the ports hold of connections, before any is open."""
+        self._limits = limits_by_port(self.config.limits.door, _port_groups(self.config))
         self._operators = connection_table(self._limits["operators"])  # of the ports for metrics, operators and models
         self._http_drains = HttpDrain(), HttpDrain()  # of the inference port, and of the operators'
+
+    def _make_processes(self) -> None:
+        """This process's side of the others, where a gateway has several."""
+        part = self._part
         self._keeper = self._keeper_side() if part is not None and part.is_keeper else None
         self._worker = self._worker_side(part) if part is not None and not part.is_keeper else None
-        self._handed_over = False
-        self._shipping: DeliveryService | None = None  # once there is a broker to reach devices by
-        self._stack = AsyncExitStack()
-        self._connect_observers()
 
     def _connect_observers(self) -> None:
         """The second phase: what observes a part and reads the same part is connected once both exist.
@@ -363,26 +433,15 @@ class Gateway:
         elsewhere = self._keeper.overview.in_flight if self._keeper is not None else 0
         return self.admission.in_flight + elsewhere
 
-    def _new_dispatcher(self, held: Quarantine, strained: Callable[[], bool]) -> Dispatcher:
-        config, draw = self.config, self._draw
-        placer, hedges = policy_of(config, self.fleet, draw, self.admission.overloaded)
-        return Dispatcher(
-            placer,
-            self.directory.targets,
-            self.defaults.manifest,
-            draw=draw,
-            memory=FlightRecorder(config.remember_decisions, config.remember_bytes, run=token_hex(3), defer=run_soon),
-            hedges=hedges,
-            handovers=handovers_of(config, placer, hedges, strained),
-            overloaded=strained,
-            placement=placement_of(placer, self.fleet, self.admission, draw, strained),
-            weight_of=self.admission.weight_of,
-            shares=self._shares,
-            listener=QuarantineListener(held, clock.now),
-            homes=_homes_of(config),
-        )
+    def _strained(self) -> bool:
+        """Whether what is done beside the requests had better wait."""
+        return self.admission.overloaded() or self.fleet.balance.panic
 
-    def _new_shadowing(self, strained: Callable[[], bool]) -> Shadowing | None:
+    def _host_of(self, infer: Service) -> GatewayHost:
+        config, unloaded_here = self.config, self._loader.unloaded
+        return GatewayHost(config.name, self.defaults, self.fleet, self.metrics, infer, unloaded_here)
+
+    def _new_shadowing(self) -> Shadowing | None:
         """What compares devices' answers with the pool's; None where that is off."""
         section = self.config.agreement
         if section is None:
@@ -397,7 +456,7 @@ class Gateway:
             manifest_of=self.defaults.manifest,
             ask_builder=self.dispatcher.ask_builder,
             draw=self._draw,
-            strained=strained,
+            strained=self._strained,
         )
 
     def _new_known_answers(self) -> KnownAnswers | None:
@@ -430,7 +489,7 @@ class Gateway:
             return None
         assert self.dialled_in is not None, "the configuration asks for link_port"
         return HelpService(
-            GatewayHost(config.name, self.defaults, self.fleet, self.metrics, infer, self._loader.unloaded),
+            self._host_of(infer),
             self.admission,
             self.dialled_in,
             gateway_name=config.name,
@@ -448,14 +507,14 @@ class Gateway:
         section = tenants.get(tenant_of(tenant)) or tenants.get("default")
         return section is not None and not section.shadow
 
-    def _line(self, held: Quarantine) -> tuple[Service, Service, Service, Service]:
+    def _line(self) -> tuple[Service, Service, Service, Service]:
         """The services for deferred requests, callers', other gateways' and devices', with layers, outermost first."""
         shadows = [] if self.shadowing is None else [shadow(self.shadowing)]
         known = [] if self.known_answers is None else [cached(self.known_answers)]
         behind = stack(  # a deferred request has no caller: no layer counts live traffic or authenticates
             *self._unloaded(),  # first: it is not served here, whoever calls
             expire(clock.now, self._default_budget_s),  # fixes the deadline, once
-            quarantine(held, clock.now),  # before admit: a call that is refused here takes no place
+            quarantine(self._quarantine, clock.now),  # before admit: a call that is refused here takes no place
             *known,  # before admit: a known answer takes no place; after authenticate: it is its tenant's
             admit(self.admission, clock.now, self._share_of),  # after expire: nothing late takes a place
             *self._fallback_models(),  # inside of admit: one place for both; outside of versions: it has its own
@@ -539,6 +598,9 @@ class Gateway:
             return self.defaults.manifest(request.model_name, request.model_version).generative
         except ModelNotFound:
             return None
+
+    def _generates(self, request: InferRequest) -> bool:
+        return self._generative_of(request) is not None
 
     def _tokens_of(self, call: Call) -> TokenForecast | None:
         """The tokens of a call whose model generates; None of one that is not known."""
