@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 from zlib import crc32
 
+from gateway.core.access.entitlement import second_payer
 from gateway.core.admission.admission import Admission, AdmissionRequest
 from gateway.layers.stack import Layer, Service
 from tidegate.types import Call, InferRequest, Reply
@@ -27,9 +28,13 @@ def admit(
         async def service(call: Call) -> Reply:
             entered_at = now()
             asked = AdmissionRequest(
-                call.tenant, call.priority, lambda: fingerprint(call.request), lambda: share_of(call.request)
+                call.tenant,
+                call.priority,
+                lambda: fingerprint(call.request),
+                lambda: share_of(call.request),
+                second_payer(call),
             )
-            quota = admission.tenants.of(call.tenant)
+            quota = admission.tenants.paying(call.tenant, asked.also_pays)
             refusal = admission.enter(asked, entered_at)
             if refusal is not None:
                 raise refusal

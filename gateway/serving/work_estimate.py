@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from gateway.core.access.entitlement import second_payer
 from gateway.core.admission.token_forecast import TokenForecast
 from gateway.core.estimate.known_prefixes import prefix_chain
 from gateway.core.estimate.output_length import LengthForecast, OutputLengths, certain_length
@@ -93,6 +94,7 @@ class AskBuilder:
             pin=stricter(call.pin, manifest.pin),
             weight=self._weight_of(call.tenant) * self._shares.of(manifest),
             tenant=call.tenant,
+            also_pays=second_payer(call),
             escalates=_judges_itself(manifest) and not call.variant and stricter(call.pin, manifest.pin) == "any",
             attested=call.attested or manifest.require == "attested",
             schema=SCHEMA_KEY in request.parameters and manifest.generative is not None,

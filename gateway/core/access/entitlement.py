@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from tidegate.caller import Identity
+from tidegate.caller import NO_LIMITS, Identity
 from tidegate.outcome import Forbidden
 from tidegate.placement_pin import stricter
 from tidegate.priority import level_of
@@ -36,6 +36,18 @@ def delegated_tenant(call: Call, identity: Identity) -> str:
     if not identity.may("act-for-others"):
         raise Forbidden(f"{identity.id} is of tenant {identity.tenant!r} and may not act for {call.tenant!r}")
     return call.tenant
+
+
+def second_payer(call: Call) -> str:
+    """The quota of the credential that pays beside the call's tenant; "" where there is none.
+
+    Only a credential with limits of its own pays compute and places for others: one without, such as a gateway's that
+    brings the requests of all its tenants, would have to pay all of them out of one tenant's share.
+    """
+    identity = call.identity
+    if identity is None or identity.grant.limits == NO_LIMITS:
+        return ""
+    return "" if call.tenant in ("", identity.payer) else identity.payer
 
 
 def check_may_infer(identity: Identity) -> None:

@@ -55,6 +55,7 @@ class AdmissionRequest(NamedTuple):
     priority: int
     asked: Callable[[], int]
     share: Callable[[], float] = lambda: 1.0  # the weight of its model
+    also_pays: str = ""  # the quota of a credential with limits that acts for the tenant
 
 
 class Admission:
@@ -103,7 +104,8 @@ class Admission:
     def enter(self, request: AdmissionRequest, now: float) -> Overloaded | None:
         """Let the request in, or say why not."""
         self._tick(now)
-        quota, priority_level = self.tenants.of(request.tenant), level_of(request.priority)
+        quota = self.tenants.paying(request.tenant, request.also_pays)
+        priority_level = level_of(request.priority)
         refusal = self._over_budget(quota, now)
         if refusal is None and self.overload.on and self.sheds:
             refusal = self._shed(quota, priority_level, request, now)

@@ -73,7 +73,7 @@ class _Known(NamedTuple):
     at: float
 
 
-class _Watched(NamedTuple):
+class _FilledBucket(NamedTuple):
     """A bucket to which the store lent all that was asked for, and the balance below which it asks again at once."""
 
     bucket: TokenBucket
@@ -84,7 +84,7 @@ class _Watched(NamedTuple):
         return self.bucket.leased and self.bucket.balance < self.low
 
     @classmethod
-    def filled(cls, bucket: TokenBucket) -> _Watched:
+    def filled(cls, bucket: TokenBucket) -> _FilledBucket:
         return cls(bucket, _SHORT * bucket.balance)
 
 
@@ -101,7 +101,7 @@ class LeasedQuotas:
         self._shared = shared
         self._lease_s = lease_s
         self._known: dict[tuple[str, str], _Known] = {}  # the store's buckets, when they were last seen
-        self._watched: dict[tuple[str, str], _Watched] = {}
+        self._watched: dict[tuple[str, str], _FilledBucket] = {}
         self._unpaid: dict[tuple[str, str], float] = {}  # of this turn's claims
         self._first_asked = self._first_other = 0  # of the next turn
 
@@ -146,7 +146,7 @@ class LeasedQuotas:
         for (name, kind), bucket in short[:MOST_ASKED]:
             asked = list(self._claim(name, kind, bucket, now, gateways, elsewhere))
             if not asked:  # less is to be held than when it was filled
-                self._watched[name, kind] = _Watched.filled(bucket)
+                self._watched[name, kind] = _FilledBucket.filled(bucket)
             claims += asked
         return claims
 
@@ -205,7 +205,7 @@ class LeasedQuotas:
             bucket.deposit(loan.granted - claim.back - self._unpaid.pop(key, 0.0))
             self._known[key] = _Known(loan.left, now)
             if loan.granted >= claim.want * (1.0 - _ROUNDED):
-                self._watched[key] = _Watched.filled(bucket)
+                self._watched[key] = _FilledBucket.filled(bucket)
             else:  # the store has no more: asking it more often would change who gets it, and not how much
                 self._watched.pop(key, None)
         if len(self._known) > 4 * MOST_ASKED:

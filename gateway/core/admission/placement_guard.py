@@ -55,7 +55,7 @@ class AdmissionGuard:
 
     def decide(self, ask: Ask, now: float, exclude: Collection[str] = ()) -> Decision:
         """As the placer decides, but refused where it cannot be paid or is not worth it."""
-        quota = self.admission.tenants.of(ask.tenant)
+        quota = self.admission.tenants.paying(ask.tenant, ask.also_pays)
         decision = self._affordable(self._placement.decide(ask, now, exclude), quota, now, exclude)
         chosen = decision.chosen
         if chosen is None:

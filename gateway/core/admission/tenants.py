@@ -259,13 +259,17 @@ class TenantQuota:
 
 
 class JointQuota(TenantQuota):
-    """The bytes and tokens of a credential that acts for another tenant, which both pay. Made for one request."""
+    """What a credential that acts for another tenant uses, which both pay. Made for one request."""
 
     def __init__(self, own: TenantQuota, other: TenantQuota) -> None:
-        self.name, self.spec = other.name, other.spec
+        self.spec = other.spec
         self.unlimited = own.limitless and other.limitless
         self.within = None
-        self._all = tuple(one for pays in (own, other) for one in (pays, pays.within) if one is not None)
+        paying = [one for pays in (own, other) for one in (pays, pays.within) if one is not None]
+        self._all = tuple(dict.fromkeys(paying))
+        # A refusal names the one whose places are taken.
+        full = next((one for one in self._all if one.places is not None and one.in_flight >= one.places), other)
+        self.name, self.in_flight = full.name, full.in_flight
 
 
 class TenantQuotas:
@@ -278,6 +282,15 @@ class TenantQuotas:
     def of(self, name: str) -> TenantQuota:
         """The tenant's quota; that of `default` for a name that is not configured."""
         return self.quotas.get(name, self._default)
+
+    def paying(self, name: str, also_pays: str) -> TenantQuota:
+        """The tenant's quota, or that of both where a credential with limits of its own acts for it.
+
+        Args:
+            also_pays: the name of that credential's quota; "" for none.
+        """
+        quota, own = self.of(name), self.quotas.get(also_pays) if also_pays else None
+        return quota if own is None or own is quota else JointQuota(own, quota)
 
     def weight_of(self, name: str) -> float:
         return self.of(name).spec.weight

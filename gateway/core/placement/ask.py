@@ -35,4 +35,5 @@ class Ask(NamedTuple):
     ids: bool = False  # a generation that only a target of token ids can answer: there are no words for it
     begun: bool = False  # a generation whose beginning another target has written, given to this one in words
     home: str = ""  # the only target that will do: it remembers the sequence of which this is a step
+    also_pays: str = ""  # the quota of a credential with limits that acts for the tenant
     left_out: Set[str] = NOTHING  # targets that are no candidates, though none of them was tried

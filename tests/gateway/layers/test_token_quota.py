@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from gateway.core.admission.admission import Admission
 from gateway.core.admission.tenants import TenantQuotas, TenantSpec
 from gateway.core.admission.token_forecast import TokenForecast
+from gateway.layers.admit import admit
 from gateway.layers.authenticate import authenticate
 from gateway.layers.token_reservation import DRAW
 from tests.support.gateway.doors import admission_of
@@ -214,3 +215,30 @@ async def test_a_credential_that_acts_for_another_tenant_pays_by_its_own_limits_
     with pytest.raises(Overloaded, match="has used up its tokens"):
         await service(call)
     assert other.tokens.available(NOW) > 1000.0
+
+
+@pytest.mark.parametrize("most", [None, 1])
+async def test_a_credential_that_acts_for_others_has_places_of_its_own(most: int | None) -> None:
+    admission: Admission = admission_of()
+    identity = Identity(
+        "key:p", Grant("proxy", rights=("infer", "act-for-others"), limits=UsageLimits(max_in_flight=most))
+    )
+    inside, answered = 0, asyncio.Event()
+
+    async def slow(_call: Call) -> Reply:
+        nonlocal inside
+        inside += 1
+        await answered.wait()
+        return REPLY
+
+    service = authenticate(admission, lambda: NOW)(admit(admission, lambda: NOW)(slow))
+    calls = [asyncio.create_task(service(replace(CALL, identity=identity, tenant=name))) for name in ("acme", "zeta")]
+    await settle()
+    assert inside == (2 if most is None else 1)
+    answered.set()
+    first, second = await asyncio.gather(*calls, return_exceptions=True)
+    assert first is REPLY
+    if most is not None:
+        assert isinstance(second, Overloaded) and "tenant 'proxy#key:p' has 1 requests in flight" in second.message
+        assert await service(replace(CALL, identity=identity, tenant="zeta")) is REPLY, "its place is free again"
+    assert {one.in_flight for one in admission.tenants.quotas.values()} == {0}

@@ -203,6 +203,23 @@ def test_who_cannot_pay_for_the_cheapest_place_gets_the_other_and_who_can_pay_fo
     assert gate.decide(ask(), NOW).chosen is not None, "others are not concerned"
 
 
+def test_a_credential_with_limits_that_acts_for_another_tenant_pays_compute_of_its_own_too() -> None:
+    fleet = fleet_of(edge_a=variant("int8", compute_s=0.01))
+    door = admission_of(acme=TenantSpec(edge_s_per_s=1e-9, burst_s=1.0))
+    own = door.tenants.quotas["proxy#key:p"] = TenantQuota("proxy#key:p", TenantSpec(edge_s_per_s=1e-9, burst_s=0.5))
+    gate, acme = AdmissionGuard(Placer(fleet), fleet, door), door.tenants.of("acme")
+    asked = ask()._replace(tenant="acme", also_pays="proxy#key:p")
+    chosen = gate.decide(asked, NOW).chosen
+    assert chosen is not None
+    AttemptTelemetry(chosen, 1, 16.0, NOW).answered({"queue": 0.0, "compute": 0.04}, None, NOW + 0.05)
+    left_s = [one.buckets["edge"].available(NOW + 0.05) for one in (own, acme)]
+    assert left_s == pytest.approx([0.46, 0.96])
+    own.spend("edge", 0.6, NOW + 0.05)
+    refusal = gate.decide(asked, NOW + 0.05).refusal
+    assert refusal is not None and "has used up its compute" in str(refusal)
+    assert gate.decide(asked._replace(also_pays=""), NOW + 0.05).chosen is not None, "others of the tenant go on"
+
+
 @pytest.mark.parametrize(
     ("end", "left_s"), [("answered", 0.96), ("refused", 1.0), ("failed", 1.0), ("cancelled", 0.99)]
 )
