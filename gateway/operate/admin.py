@@ -16,7 +16,7 @@ is bound to loopback unless the configuration says otherwise.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -31,7 +31,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.found_targets import FoundTargets
 from gateway.core.fleet.target import TargetView
 from gateway.core.history.query import RecordFilter, select_records
-from gateway.core.history.recorder import RequestRecord
+from gateway.core.history.recorder import FlightRecorder, RequestRecord
 from gateway.core.peers.peers import Peers
 from gateway.observe.conditions import OtherCondition, conditions_json
 from gateway.operate.configuration_report import configuration_json
@@ -91,25 +91,48 @@ def admin_routes(
         now = clock.now()
         refusal = broker_rights.refusal
         told = state_of(fleet, catalog, now, refused, others(now), refusal, found=found)
-        workers: list[dict[str, Any]] = []
-        if processes is not None:
-            workers, elsewhere = processes.members(), processes.by_target
-            for target in told["targets"]:
-                target["in_flight"] += elsewhere.get(target["id"], 0)
+        workers = [] if processes is None else _counted_with(processes, told["targets"])
         beside = {"gateways": peers_json(peers, now), "workers": workers, "cache": cached(), "help": helped()}
         return web.json_response({**told, **beside, "configuration": configured(now)})
 
+    async def conditions(_request: web.Request) -> web.Response:
+        now = clock.now()
+        return web.json_response({"conditions": conditions_json(fleet, now, others(now))})
+
+    async def healthz(_request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    return [
+        web.get("/v1/state", state),
+        web.get("/debug/decisions", _decisions_of(dispatcher.recorder, processes)),
+        web.get("/debug/conditions", conditions),
+        web.get("/healthz", healthz),
+    ]
+
+
+def _counted_with(processes: AllProcesses, targets: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return each process, and add what the others have in flight to the targets."""
+    elsewhere = processes.by_target
+    for target in targets:
+        target["in_flight"] += elsewhere.get(target["id"], 0)
+    return processes.members()
+
+
+def _decisions_of(
+    memory: FlightRecorder, processes: AllProcesses | None
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """The route of the last decisions: of this process, or of all of them in one order."""
+
     async def decisions(request: web.Request) -> web.Response:
         sought, most, skip = _sought(request.query)
-        # Records never change, so a thread may read them; rendering all would hold the event loop for too long.
-        memory, request_id = dispatcher.recorder, request.query.get("id")
         dated = "dated" in request.query or processes is not None
         here, most_here = (skip, most) if processes is None else (0, min(MOST_AT_ONCE, most + skip))
+        # Records never change, so a thread may read them; rendering all would hold the event loop for too long.
         render = partial(
             _rendered,
             tuple(memory),
             run=memory.run,
-            request_id=request_id,
+            request_id=request.query.get("id"),
             sought=sought,
             most=most_here,
             skip=here,
@@ -122,19 +145,7 @@ def admin_routes(
         body = msgspec.json.encode({"decisions": found})
         return web.Response(body=body, content_type="application/json", charset="utf-8")
 
-    async def conditions(_request: web.Request) -> web.Response:
-        now = clock.now()
-        return web.json_response({"conditions": conditions_json(fleet, now, others(now))})
-
-    async def healthz(_request: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    return [
-        web.get("/v1/state", state),
-        web.get("/debug/decisions", decisions),
-        web.get("/debug/conditions", conditions),
-        web.get("/healthz", healthz),
-    ]
+    return decisions
 
 
 def _rendered(
