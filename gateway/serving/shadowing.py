@@ -404,7 +404,7 @@ class Shadowing:
         reference: _Reference,
     ) -> None:
         terms = self._terms_of(shadow, source, offer, reference.quality)
-        found = None if terms is None else await self._compared(terms, response, reference.response)
+        found = None if terms is None else await self._comparison(terms, response, reference.response)
         if terms is None or found is None:
             self._count(shadow, "incomparable")
             return
@@ -425,7 +425,7 @@ class Shadowing:
         else:
             size = slice_of(len(shadow.prompt.request.prompt))
         feature = shadow.manifest.cost.feature
-        answer = ShadowedAnswer(source, reference, found.score, terms, size, feature, found.apart)
+        answer = ShadowedAnswer(source, reference, found.score, terms, slice=size, feature=feature, apart=found.apart)
         now = clock.now()
         turn = self.watch.record(answer, now)
         if turn is not None:
@@ -435,7 +435,7 @@ class Shadowing:
             self._forgave_at = now
         await self.worklist.keep(answer, shadow.request.inputs)
 
-    async def _compared(
+    async def _comparison(
         self, terms: AgreementTerms, answer: InferResponse, reference: InferResponse
     ) -> Comparison | None:
         if answer.size_bytes + reference.size_bytes < 1 << 16:

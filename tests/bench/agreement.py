@@ -211,7 +211,7 @@ def mixed(scores: Scores, draw: Random) -> Iterator[tuple[int, Comparison]]:
 
 
 def compared_answer(terms: AgreementTerms, size: int, found: Comparison) -> ShadowedAnswer:
-    return ShadowedAnswer(_SOURCE, "pool/main's fp32", found.score, terms, size, "tokens", found.apart)
+    return ShadowedAnswer(_SOURCE, "pool/main's fp32", found.score, terms, size, "tokens", apart=found.apart)
 
 
 def alarms_of(

@@ -160,7 +160,7 @@ def spread(
     turns = []
     for number in range(count):
         score, apart = scores[number % len(scores)]
-        found = ShadowedAnswer(of, "pool/main's fp32", score, terms, 2, "tokens", apart)
+        found = ShadowedAnswer(of, "pool/main's fp32", score, terms, 2, "tokens", apart=apart)
         turns.append(watch.record(found, 10.0 * number))
     return [turn for turn in turns if turn is not None]
 
