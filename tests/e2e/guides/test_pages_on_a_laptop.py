@@ -16,6 +16,7 @@ from tests.support.stores import REDIS
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.e2e,
+    pytest.mark.timeout(600),  # many programs start one after another, on a machine that may be busy
     pytest.mark.needs_mosquitto,
     pytest.mark.skipif(MOSQUITTO is None or not namespaces_work(), reason="needs Mosquitto, and network namespaces"),
 ]

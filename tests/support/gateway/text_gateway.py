@@ -35,8 +35,8 @@ def text_repository(root: Path, *, name: str = "talker", step_ms: float = 2.0) -
 
 
 @asynccontextmanager
-async def text_gateway(folder: Path, **pace: float) -> AsyncIterator[tuple[Gateway, EdgeApp]]:
-    models = await asyncio.to_thread(text_repository, folder, **pace)
+async def text_gateway(folder: Path, *, step_ms: float = 2.0) -> AsyncIterator[tuple[Gateway, EdgeApp]]:
+    models = await asyncio.to_thread(text_repository, folder, step_ms=step_ms)
     async with AsyncExitStack() as stack:
         settings: dict[str, Any] = {
             "name": "till",
