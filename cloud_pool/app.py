@@ -16,7 +16,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -74,7 +74,7 @@ from tidegate.security.attestation.attester import Attester, attester_of
 from tidegate.security.attestation.measurement import Measurement, measure_process
 from tidegate.security.certificate_identity import CertificateIdentity, Role
 from tidegate.security.tls import Tls, check_encrypted, tls_of
-from tidegate.servers.grpc_server import open_grpc_server
+from tidegate.servers.grpc_server import BoundGrpcServer, open_grpc_server
 from tidegate.servers.role_guard import ServerSecurity
 from tidegate.trace_context import Trace
 from tidegate.tracing.collector import Collector, collector_of
@@ -210,36 +210,70 @@ class PoolApp:
         _check_announced(config, tls)
         self._attester = attester_of(config.attestation, tls, self._measure)
         loadables = await self._on_onnx_devices(await self._catalogue())
-        places = self._places()
-        memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes(), self._sharing)
         plain = [one for one in loadables if one.manifest.generative is None]
         generating = [one for one in loadables if one.manifest.generative is not None]
-        self._check_memory(plain, generating, places, memory_limit.of(None))
-        standby = Standby(config.standby_wait_s) if config.standby_workers else None
+        memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes(), self._sharing)
+        self._check_memory(plain, generating, self._places(), memory_limit.of(None))
         traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
-        self._scheduler = await self._stack.enter_async_context(
-            PoolScheduler(standby, DeviceArbiter(FairShare(config.shares)), on_traced=partial(_trace_batch, traces))
+        scheduler = self._scheduler = await self._start_scheduler(traces)
+        workers = self._make_workers(plain, generating, scheduler, memory_limit)
+        control = AdaptiveControl(config.control.limits)
+        self._host = self._new_host(loadables, traces, control)
+        if self._control is not None:
+            self._control.serve(self._host, self._announce)
+        door = await self._stack.enter_async_context(self._grpc_server(tls))
+        self.address = door.address
+        if self._control is not None:
+            self._control.publish(door.address)
+        for one in workers:
+            await self._stack.enter_async_context(one)
+        self.steward = await self._stack.enter_async_context(self._new_steward(control))
+        await self._stack.enter_async_context(self._generating_recycling(self.generating, self.steward.recycles))
+        await self._open_metrics()
+        await self._stack.enter_async_context(self._loop_lag)
+        await door.server.start()
+        announcer = await self._announced(tls)  # it says goodbye after the drain, and that it drains before
+        self._stack.push_async_callback(self._drain, door.server, announcer)
+
+    async def _start_scheduler(self, traces: ServedTraces) -> PoolScheduler:
+        standby = Standby(self.config.standby_wait_s) if self.config.standby_workers else None
+        arbiter = DeviceArbiter(FairShare(self.config.shares))
+        return await self._stack.enter_async_context(
+            PoolScheduler(standby, arbiter, on_traced=partial(_trace_batch, traces))
         )
-        if config.model_control == "none":
-            fixed = self._new_supervisor(plain, self._scheduler, places if plain else [], memory_limit)
-            talking = self._new_generating(generating, self._scheduler, memory_limit)
-            self._supervisor, self._generating = fixed, talking
-        else:
-            self._control = self._new_control(self._scheduler, places, memory_limit)
+
+    def _make_workers(
+        self,
+        plain: list[PoolLoadable],
+        generating: list[PoolLoadable],
+        scheduler: PoolScheduler,
+        memory_limit: MemoryLimit,
+    ) -> list[AbstractAsyncContextManager[object]]:
+        """Make what computes. Returns what is to be started, in this order, once the pool's address is known."""
+        places = self._places()
+        if self.config.model_control != "none":
+            self._control = self._new_control(scheduler, places, memory_limit)
             self._supervisor = self._generating = self._control.residents
+            return [self._control]
+        fixed = self._new_supervisor(plain, scheduler, places if plain else [], memory_limit)
+        talking = self._new_generating(generating, scheduler, memory_limit)
+        self._supervisor, self._generating = fixed, talking
         self._steps = {
-            (one.manifest.name, one.manifest.version): self._new_steps(one, self._scheduler)
+            (one.manifest.name, one.manifest.version): self._new_steps(one, scheduler)
             for one in reversed(plain)  # the first variant of each is the one that is asked for no other
             if one.public is not None
         }
-        epoch = int(clock.utc_s() * 1e6)
-        control = AdaptiveControl(config.control.limits)
-        self._host = PoolHost(
+        return [fixed, talking, *self._steps.values()]  # steps are measured around the model's answers
+
+    def _new_host(self, loadables: list[PoolLoadable], traces: ServedTraces, control: AdaptiveControl) -> PoolHost:
+        assert self._scheduler is not None and self._supervisor is not None
+        config = self.config
+        return PoolHost(
             config.name,
             loadables,
             self._scheduler,
             self._supervisor,
-            epoch=epoch,
+            epoch=int(clock.utc_s() * 1e6),
             generating=self._generating,
             steps=self._steps,
             lesser=config.control.degrade_to or "",
@@ -248,35 +282,19 @@ class PoolApp:
             traces=traces,
             on_missed=self._loop_lag.cost.missed,
         )
-        if self._control is not None:
-            self._control.serve(self._host, self._announce)
-        door = await self._stack.enter_async_context(
-            open_grpc_server(
-                self._add_services,
-                config.host,
-                config.grpc_port,
-                max_message_bytes=config.max_message_bytes + ROOM_BYTES,
-                grace_s=CLOSE_GRACE_S,
-                secured=ServerSecurity(tls, GATEWAYS, narrowed={HEALTH_SERVICE: ASKS_HEALTH}) if tls else None,
-                limits=config.limits.door,
-            )
+
+    def _grpc_server(self, tls: Tls | None) -> AbstractAsyncContextManager[BoundGrpcServer]:
+        """The server for gateways, bound and not started."""
+        config = self.config
+        return open_grpc_server(
+            self._add_services,
+            config.host,
+            config.grpc_port,
+            max_message_bytes=config.max_message_bytes + ROOM_BYTES,
+            grace_s=CLOSE_GRACE_S,
+            secured=ServerSecurity(tls, GATEWAYS, narrowed={HEALTH_SERVICE: ASKS_HEALTH}) if tls else None,
+            limits=config.limits.door,
         )
-        self.address = door.address
-        if self._control is not None:
-            self._control.publish(door.address)
-            await self._stack.enter_async_context(self._control)
-        else:
-            await self._stack.enter_async_context(fixed)
-            await self._stack.enter_async_context(talking)
-            for steps in self._steps.values():  # they are measured around the model's answers
-                await self._stack.enter_async_context(steps)
-        self.steward = await self._stack.enter_async_context(self._new_steward(control))
-        await self._stack.enter_async_context(self._generating_recycling(self._generating, self.steward.recycles))
-        await self._open_metrics()
-        await self._stack.enter_async_context(self._loop_lag)
-        await door.server.start()
-        announcer = await self._announced(tls)  # it says goodbye after the drain, and that it drains before
-        self._stack.push_async_callback(self._drain, door.server, announcer)
 
     async def _catalogue(self) -> list[PoolLoadable]:
         """What is served for good; none where models come and go."""
