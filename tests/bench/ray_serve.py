@@ -5,7 +5,11 @@
 
 One replica each, of a paced model that takes 50 µs, in turn within each repeat, in a network of their own. CPU a
 request is of the serving process and its workers; Ray's own processes are not in it, which at rest are some 1.6 GB and
-hardly any CPU. What happens while replicas are killed, scaled and updated is tried by `tests/e2e/ray_serve`.
+hardly any CPU.
+
+Then, in full runs, how many of 40 requests a second fail while Ray's control store is away for 15 s, and the head for
+120 s, with the state of the cluster in Redis; and while replicas are killed, scaled and updated. `tests/e2e/ray_serve`
+has the same with shorter times (`tests/support/ray/scenario.py`).
 
     python -m tests.bench.ray_serve [--quick] [--repeats 5] [--seconds 3]
 """
@@ -27,7 +31,9 @@ from tests.bench.harness import Child, Goal, Report, Spread, parser, ratios, tab
 from tests.support.faults.fleet_stack import Part
 from tests.support.mqtt.brokers import Mosquitto
 from tests.support.ray.cluster import RayCluster
-from tests.support.ray.scenario import in_own_network
+from tests.support.ray.own_network import in_own_network
+from tests.support.ray.scenario import Scenario
+from tests.support.stores import REDIS
 from tidegate import clock
 from tidegate.tools.build.demo.paced import PacedCosts, PacedNoise, add_paced
 
@@ -37,6 +43,15 @@ PORTS: Final = {"plain": 18201, "ray": 18101}
 LEAST_THROUGHPUT: Final = 0.95
 MOST_CPU: Final = 1.10
 MOST_P50: Final = 1.10
+CONTROL_AWAY_S: Final = 15.0
+HEAD_AWAY_S: Final = 120.0
+BUDGET_S: Final = 4.0
+# A goal, and the phases of the scenario that it counts: also until Serve has scaled once it was back.
+LOSSES: Final = {
+    "control_away_15s.failed": ("control_away", "control_back"),
+    "head_away_120s.failed": ("head_away", "head_back"),
+    "replicas_come_and_go.failed": ("killed", "updated", "fewer"),
+}
 _INSIDE: Final = "TIDEGATE_BENCH_INSIDE"
 
 
@@ -120,6 +135,41 @@ def judge(report: Report, found: dict[tuple[str, int], list[dict[str, float]]]) 
     report.goal(Goal("failed", float(failed), 0.0, "<="))
 
 
+def judge_losses(report: Report, told: dict[str, Any] | None, why: str = "") -> None:
+    """What the scenario told; None: it did not run, and why."""
+    if told is None:
+        for name in LOSSES:
+            report.goal(Goal(name, None, 0.0, "<=", why=why))
+        report.goal(Goal("replicas_are_the_same_processes", None, 1.0, why=why))
+        return
+    failed = {phase: len(told["failed"].get(phase, [])) for phase in told["sent"]}
+    report.figures["losses"] = {
+        phase: {"sent": sent, "failed": failed[phase], "slowest_s": told["slowest_s"][phase]}
+        for phase, sent in told["sent"].items()
+    }
+    for name in ("control_back_s", "scaled_s", "head_back_s", "scaled_after_head_s", "ended_by_ray_s"):
+        report.figures[f"losses.{name}"] = told[name]
+    table(
+        ("lost, with 40 requests a second", "sent", "failed", "slowest s"),
+        [
+            (phase, str(sent), str(failed[phase]), f"{told['slowest_s'][phase]:.2f}")
+            for phase, sent in told["sent"].items()
+        ],
+    )
+    for name, phases in LOSSES.items():
+        report.goal(Goal(name, float(sum(failed[phase] for phase in phases)), 0.0, "<="))
+    same = told["control_same"] and told["head_same"]
+    report.goal(Goal("replicas_are_the_same_processes", float(same), 1.0))
+
+
+def lose(report: Report, folder: Path, quick: bool) -> None:
+    if quick or REDIS is None:
+        judge_losses(report, None, "only in full runs" if quick else "redis-server is not installed")
+        return
+    folder.mkdir()
+    judge_losses(report, asyncio.run(Scenario(folder, CONTROL_AWAY_S, HEAD_AWAY_S, BUDGET_S).run()))
+
+
 def main() -> None:
     chosen = parser(__doc__ or "").parse_args()
     alone = in_own_network()
@@ -135,6 +185,7 @@ def main() -> None:
     report = Report("ray_serve", {"repeats": repeats, "seconds": seconds, "callers": LOADS})
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
         asyncio.run(measure(report, Path(folder), repeats, seconds))
+        lose(report, Path(folder) / "losses", chosen.quick)
     report.write()
 
 

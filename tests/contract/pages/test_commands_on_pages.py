@@ -136,6 +136,7 @@ def test_every_option_that_prose_names_exists() -> None:
     known = {name for line in [*recorded("cli"), *recorded("pytest_plugin")] for name in re.findall(r"--[a-z-]+", line)}
     others = {"--rows", "--first-seed", "--shm-size", "--help", "--strict", "--quick", "--record", "--set", "--store"}
     others.add("--save")  # of redis-server
+    others |= {"--block", "--num-cpus"}  # of `ray start`
     named = {
         (code.place, option)
         for page in pages()

@@ -1,101 +1,94 @@
-"""One node of Ray with Serve on it, ended by its own process group: `ray stop` would end everybody's on the machine."""
+"""A Ray cluster with Serve on it: one node, or a head and a node of its own for the replicas, with Redis behind them.
+
+`ray stop` would end everybody's Ray on the machine; here each node is lost with its PID namespace (`RayNode`).
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import signal
-import subprocess
-import tempfile
+import socket
 import time
-import urllib.request
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
-from urllib.error import URLError
+from typing import Final
 
+from tests.support.ray.node import RayNode
+from tests.support.ray.serve_rest import DASHBOARD, ServeRest
 from tidegate import clock
 
-ROOT: Final = Path(__file__).parents[3]
-PYTHON: Final = ROOT / ".venv-ray" / "bin" / "python"
-DASHBOARD: Final = 18265
-_UP_WITHIN_S: Final = 90.0
+_CONTROL: Final = 18264  # the port of the control store
+# Ray reads it from the environment alone, and without it ends a node once the head has been away for 60 s.
+_LIVES_ON: Final = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
+_UP_WITHIN_S: Final = 120.0
+_STARTS: Final = 6
 
 
-class RayCluster:
-    """A head inside `with`."""
+class RayCluster(ServeRest):
+    """Inside `with`, a head that answers.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        # Names of sockets are within: a system takes 107 bytes of them, and a test's own folder is long.
-        self.session = Path(tempfile.mkdtemp(prefix="ray-"))
-        self._head: subprocess.Popen[bytes] | None = None
+    Args:
+        store: HOST:PORT of a Redis that keeps the state of the cluster. With it replicas have a node of their own, as
+            production has it; without, the head is the whole cluster.
+    """
+
+    def __init__(self, folder: Path, store: str = "") -> None:
+        words = ["--head", "--port", str(_CONTROL), "--dashboard-port", str(DASHBOARD)]
+        environment = {**_LIVES_ON, "RAY_REDIS_ADDRESS": store} if store else {}
+        cpus = "0" if store else "4"
+        # Unsupervised at first, so that a lost control store does not take the head along.
+        self.head = RayNode(
+            "head", "127.0.0.1", folder, [*words, "--num-cpus", cpus], environment, supervised=not store
+        )
+        to_head = ["--address", f"127.0.0.1:{_CONTROL}", "--num-cpus", "4"]
+        self.behind = RayNode("worker", "127.0.0.2", folder, to_head, _LIVES_ON) if store else None
 
     def __enter__(self) -> RayCluster:
-        words = [
-            *(str(PYTHON.with_name("ray")), "start", "--head", "--block", "--node-ip-address", "127.0.0.1"),
-            *("--num-cpus", "4", "--dashboard-port", str(DASHBOARD), "--object-store-memory", "80000000"),
-            *("--min-worker-port", "20000", "--max-worker-port", "20999", "--disable-usage-stats"),
-            *("--temp-dir", str(self.session)),
-        ]
-        with open(self._folder / "ray.log", "wb") as log:
-            self._head = subprocess.Popen(
-                words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, cwd=ROOT
-            )
-        ends_at = clock.now() + _UP_WITHIN_S
-        while clock.now() < ends_at:
-            with suppress(URLError, OSError, ValueError):
-                self.ask("/api/serve/applications/")
-                return self
-            time.sleep(0.5)
-        self.__exit__(None, None, None)
-        raise AssertionError(f"Ray is not up:\n{self.log}")
+        try:
+            self.head.start()
+            if self.behind is not None:
+                self._until(lambda: socket.create_connection(("127.0.0.1", _CONTROL), 1.0).close())
+                self.behind.start()  # long before the dashboard is there
+            self._until(self.status)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._head is None:
-            return
-        for number, within_s in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 10.0)):
-            with suppress(ProcessLookupError):
-                os.killpg(self._head.pid, number)
-            with suppress(subprocess.TimeoutExpired):
-                self._head.wait(within_s)
-        shutil.rmtree(self.session, ignore_errors=True)
+        if self.behind is not None:
+            self.behind.kill()
+        self.head.kill()
+
+    def start_head(self) -> None:
+        """As a supervisor does: once more where Ray gives up, which is after 30 s that it hard-codes.
+
+        Returns once Serve can be asked. Raises AssertionError.
+        """
+        for _ in range(_STARTS - 1):
+            self.head.start()
+            with suppress(AssertionError):
+                self._until(self.status)
+                return
+            self.head.kill()
+        self.head.start()
+        self._until(self.status)
+
+    def _until(self, works: Callable[[], object]) -> None:
+        """Return once it raises nothing. Raises AssertionError: too late, or the head has ended."""
+        ends_at = clock.now() + _UP_WITHIN_S
+        while clock.now() < ends_at and self.head.alive:
+            with suppress(OSError, ValueError):
+                works()
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"Ray is not up:\n{self.log}")
 
     @property
     def log(self) -> str:
-        return (self._folder / "ray.log").read_text(errors="replace")[-3000:]
+        return self.head.log + (self.behind.log if self.behind is not None else "")
 
-    def ask(self, path: str, body: Any = None, method: str = "GET") -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{DASHBOARD}{path}", data, {"Content-Type": "application/json"}, method=method
-        )
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            raw = answer.read()
-        return json.loads(raw) if raw else None
-
-    def deploy(self, **args: Any) -> None:
-        """Bring the application, or update it."""
-        application = {
-            "name": "pool",
-            "import_path": "cloud_pool.ray_serve:app",
-            "external_scaler_enabled": True,
-            "args": args,
-        }
-        self.ask("/api/serve/applications/", {"proxy_location": "Disabled", "applications": [application]}, "PUT")
-
-    def replicas(self) -> dict[str, tuple[int, str]]:
-        """By Serve's own id: pid, 0 of one that is not placed yet, and state."""
-        found = self.ask("/api/serve/applications/")["applications"]
-        deployments = found.get("pool", {}).get("deployments", {})
-        listed = deployments.get("pool", {}).get("replicas", [])
-        return {one["replica_id"]: (one.get("pid") or 0, one["state"]) for one in listed}
-
-    def status(self) -> str:
-        """Of the application, with its message."""
-        one = self.ask("/api/serve/applications/")["applications"].get("pool", {})
-        return f"{one.get('status')}: {one.get('message')}"
+    def __repr__(self) -> str:
+        return f"<RayCluster {self.head} {self.behind or ''}>"

@@ -1,92 +1,63 @@
-"""A gateway before pools on Ray Serve, under load, while replicas are killed, scaled, updated and ended.
+"""A gateway before pools on Ray Serve, under load, while replicas come and go and Ray's head is lost and comes back.
 
-    python -m tests.support.ray.scenario FOLDER
+    python -m tests.support.ray.scenario FOLDER [CONTROL_AWAY_S HEAD_AWAY_S BUDGET_S]
 
-Runs in a network of its own (`in_own_network`), since Ray takes ports and listens on every address that there is. The
-last line of stdout is JSON: of each phase how many requests were sent and how many of them failed, and how long what
-the phase waits for took. The model is paced, so nothing here needs much of the machine.
+The head and the replicas have a node each, and the cluster's state is in Redis, as production has it. Runs in a network
+of its own (`in_own_network`). The last line of stdout is JSON: of each phase how many requests were sent, how many of
+them failed and how long the slowest took, and how long what the phase waits for took. The model is paced, so nothing
+here needs much of the machine.
+
+The control store is lost twice: its process alone, which nothing in Ray starts again, so that is done here as a
+supervisor would; and with the head, killed as a whole and started again with an empty disk. At last it is lost under
+`ray start --block`, where Ray itself ends the head.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import urllib.request
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
+import psutil
 import yaml
-from aiohttp import web
 
 from tests.support.faults.fleet_stack import Part
 from tests.support.mqtt.brokers import Mosquitto
-from tests.support.ray.cluster import DASHBOARD, PYTHON, RayCluster
+from tests.support.ray.cluster import RayCluster
+from tests.support.ray.load import MODEL, Load
+from tests.support.ray.scaler import Scaler
+from tests.support.stores import RedisServer
 from tidegate import clock
 from tidegate.tools.build.demo.paced import PacedCosts, add_paced
 
-MODEL: Final = "steps"
-RATE: Final = 40.0  # requests a second
-BUDGET_MS: Final = 4000
-WITHIN_S: Final = 60.0
-
-
-def in_own_network() -> list[str] | None:
-    """What begins a command that runs with the loopback alone; None where the kernel or the account does not let."""
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        return None
-    alone = ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    tried = subprocess.run([*alone, "true"], capture_output=True, check=False)
-    return alone if tried.returncode == 0 and PYTHON.is_file() else None
-
-
-class Load:
-    """Requests at a rate, whatever becomes of them; counted by the phase in which they were sent."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self.phase = "calm"
-        self.sent: dict[str, int] = {}
-        self.failed: dict[str, list[str]] = {}
-
-    async def run(self) -> None:
-        async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as calls:
-            while True:
-                calls.create_task(self._call(session))
-                await clock.sleep(1.0 / RATE)
-
-    async def _call(self, session: aiohttp.ClientSession) -> None:
-        phase = self.phase
-        self.sent[phase] = self.sent.get(phase, 0) + 1
-        body = {
-            "inputs": [
-                {"name": name, "shape": [1, 4], "datatype": "INT64", "data": [1, 1, 1, 1]}
-                for name in ("input_ids", "attention_mask")
-            ]
-        }
-        try:
-            async with session.post(self._url, json=body, headers={"tidegate-budget-ms": str(BUDGET_MS)}) as answer:
-                if answer.status != 200:
-                    self.failed.setdefault(phase, []).append(f"{answer.status}: {(await answer.text())[:200]}")
-        except aiohttp.ClientError as error:
-            self.failed.setdefault(phase, []).append(f"{type(error).__name__}: {error}")
+CONTROL_STORE: Final = "gcs_server"
+WITHIN_S: Final = 90.0
 
 
 class Scenario:
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    """Runs once.
+
+    Args:
+        folder: for models, configurations and logs.
+        control_away_s: how long the control store's process is away.
+        head_away_s: how long the head is away, with all its processes.
+        budget_s: of each request. Tests of a crowded machine give much: there a process may stand still for seconds.
+    """
+
+    def __init__(self, folder: Path, control_away_s: float, head_away_s: float, budget_s: float) -> None:
+        self._folder, self._budget_s = folder, budget_s
+        self._control_away_s, self._head_away_s = control_away_s, head_away_s
+        self._args = {"config": str(folder / "pool.yaml"), "replicas": 1, "cpus": 0.2}
         self.told: dict[str, Any] = {}
 
     async def run(self) -> dict[str, Any]:
         folder = self._folder
         add_paced(MODEL, PacedCosts(pool_ms=((1.0, 5.0), (1024.0, 20.0))), folder / "models")
-        with Mosquitto(folder) as broker:
+        with Mosquitto(folder) as broker, RedisServer(folder) as store:
             mqtt = f"mqtt://127.0.0.1:{broker.port}"
             pool = {"name": "pool", "grpc_port": 18101, "mqtt": mqtt, "model_repository": str(folder / "models")}
             (folder / "pool.yaml").write_text(yaml.safe_dump({**pool, "threads": 1, "drain_s": 5}))
@@ -95,94 +66,123 @@ class Scenario:
             gateway = Part("gateway", "gateway", {**common, **ports, "discovery": [{"source": "announce"}]}, folder)
             gateway.start()
             try:
-                with RayCluster(folder) as cluster:
+                with RayCluster(folder, f"127.0.0.1:{store.port}") as cluster:
                     gateway.wait_ready()
                     await self._phases(cluster, gateway.addresses)
+                self._look_for_what_is_left(cluster)
             finally:
-                gateway.stop()
+                gateway.kill()
         return self.told
 
     async def _phases(self, cluster: RayCluster, addresses: dict[str, str]) -> None:
         self._cluster, self._admin = cluster, addresses["admin"]
-        load = Load(f"{addresses['http']}/v2/models/{MODEL}/infer")
-        args: dict[str, Any] = {"config": str(self._folder / "pool.yaml"), "replicas": 1, "cpus": 0.2}
-        cluster.deploy(**args)
-        self.told["first_s"] = await self._until(lambda: self._ready() == 1)
-        async with self._signal(2), self._scaler():
-            self.told["scaled_s"] = await self._until(lambda: self._ready() == 2)
+        cluster.deploy(**self._args)
+        await self._until("first_s", lambda: self._whole(1))
+        load = self._load = Load(f"{addresses['http']}/v2/models/{MODEL}/infer", self._budget_s)
+        async with Scaler(1) as scaler:
             loading = asyncio.create_task(load.run(), name="load")
-            await clock.sleep(3.0)
-            load.phase = "killed"
-            victim, pid = next((id, pid) for id, (pid, state) in cluster.replicas().items() if state == "RUNNING")
-            os.kill(pid, signal.SIGKILL)
-            self.told["back_s"] = await self._until(lambda: self._whole({victim}))
-            load.phase = "updated"
-            before = set(cluster.replicas())
-            cluster.deploy(**{**args, "replicas": 2}, max_message_bytes=32 << 20)
-            self.told["updated_s"] = await self._until(lambda: self._whole(before))
-        load.phase = "fewer"
-        cluster.ask("/api/v1/applications/pool/deployments/pool/scale", {"target_num_replicas": 1}, "POST")
-        self.told["fewer_s"] = await self._until(lambda: self._ready() == 1 and len(cluster.replicas()) == 1)
-        await clock.sleep(1.0)
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
+            await clock.sleep(2.0)
+            await self._lose_the_control_store(scaler)
+            await self._lose_a_replica()
+            await self._update()
+            await self._lose_the_head(scaler)
+            load.phase, scaler.replicas = "fewer", 1
+            await self._until("fewer_s", lambda: self._whole(1))
+            await clock.sleep(1.0)
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
         cluster.ask("/api/serve/applications/", method="DELETE")
-        self.told["ended_s"] = await self._until(lambda: self._ready() == 0)
-        self.told |= {"sent": load.sent, "failed": load.failed, "session": str(cluster.session)}
+        await self._until("ended_s", lambda: self._ready() == 0)
+        cluster.head.program(CONTROL_STORE).kill()
+        await self._until("ended_by_ray_s", lambda: not cluster.head.alive)
+        self.told |= {"sent": load.sent, "failed": load.failed, "slowest_s": load.slowest_s}
+        self.told |= {"scaler": {"code": scaler.code, "events": scaler.events}}
 
-    def _whole(self, gone: set[str]) -> bool:
-        """Two replicas run and none of those that are to be gone, as Serve says, and as the gateway does."""
+    async def _lose_the_control_store(self, scaler: Scaler) -> None:
+        head, before = self._cluster.head, await asyncio.to_thread(self._processes)
+        store = head.program(CONTROL_STORE)
+        words, environment = store.cmdline(), store.environ()
+        self._load.phase = "control_away"
+        store.kill()
+        await clock.sleep(self._control_away_s)
+        self._load.phase = "control_back"
+        self.told["control_stayed_away"] = not store.is_running() or store.status() == psutil.STATUS_ZOMBIE
+        await asyncio.to_thread(head.add, words, environment)
+        await self._until("control_back_s", lambda: self._whole(1))
+        self.told["control_same"] = await asyncio.to_thread(self._processes) == before
+        scaler.replicas = 2
+        await self._until("scaled_s", lambda: self._whole(2))
+
+    async def _lose_a_replica(self) -> None:
+        self._load.phase = "killed"
+        victim, process = next(iter((await asyncio.to_thread(self._processes)).items()))
+        process.kill()
+        await self._until("back_s", lambda: self._whole(2, gone={victim}))
+
+    async def _update(self) -> None:
+        self._load.phase = "updated"
+        before = set(await asyncio.to_thread(self._processes))
+        await asyncio.to_thread(
+            lambda: self._cluster.deploy(**{**self._args, "replicas": 2}, max_message_bytes=32 << 20)
+        )
+        await self._until("updated_s", lambda: self._whole(2, gone=before))
+
+    async def _lose_the_head(self, scaler: Scaler) -> None:
+        head, before = self._cluster.head, await asyncio.to_thread(self._processes)
+        self._load.phase = "head_away"
+        await asyncio.to_thread(head.kill)
+        await clock.sleep(self._head_away_s)
+        self._load.phase = "head_back"
+        head.supervised = True
+        began_at = clock.now()
+        await asyncio.to_thread(self._cluster.start_head)
+        await self._until("head_whole_s", lambda: self._whole(2))
+        self.told["head_back_s"] = round(clock.now() - began_at, 2)
+        self.told["head_same"] = await asyncio.to_thread(self._processes) == before
+        scaler.replicas = 3
+        await self._until("scaled_after_head_s", lambda: self._whole(3))
+
+    def _processes(self) -> dict[str, psutil.Process]:
+        """Of the replicas, by Serve's own id; blocks, and must not stop the load."""
+        assert self._cluster.behind is not None
+        return {id: self._cluster.behind.process(pid) for id, (pid, _) in self._cluster.replicas().items()}
+
+    def _whole(self, replicas: int, gone: Set[str] = frozenset()) -> bool:
+        """So many run and none of those that are to be gone, as Serve says, and as the gateway does."""
         there = self._cluster.replicas()
         states = [state for _, state in there.values()]
-        return states == ["RUNNING"] * 2 and not gone & set(there) and self._ready() == 2
+        return states == ["RUNNING"] * replicas and not gone & set(there) and self._ready() == replicas
 
     def _ready(self) -> int:
         """Targets that the gateway can use."""
-        import urllib.request
-
         with urllib.request.urlopen(f"{self._admin}/v1/state", timeout=5) as answer:
             targets = json.load(answer)["targets"]
         return sum(one["state"] == "ready" for one in targets)
 
-    async def _until(self, true: Callable[[], bool]) -> float:
-        began_at = clock.now()
+    async def _until(self, name: str, true: Callable[[], bool]) -> None:
+        """Note how long it takes; a head that does not answer yet is waited for."""
+        began_at, why = clock.now(), ""
         while clock.now() < began_at + WITHIN_S:
-            if await asyncio.to_thread(true):
-                return round(clock.now() - began_at, 2)
+            try:
+                if await asyncio.to_thread(true):
+                    self.told[name] = round(clock.now() - began_at, 2)
+                    return
+            except (OSError, ValueError) as error:
+                why = f"{type(error).__name__}: {error}"
             await clock.sleep(0.1)
-        raise AssertionError(f"not within {WITHIN_S:g} s; Serve says {self._cluster.status()}\n{self._cluster.log}")
+        raise AssertionError(f"{name}: not within {WITHIN_S:g} s {why}; so far {self.told}\n{self._cluster.log}")
 
-    @asynccontextmanager
-    async def _signal(self, replicas: int) -> AsyncIterator[None]:
-        """A gateway's `/scaling`, which the gateway itself would know after a minute of traffic."""
-        app = web.Application()
-        app.router.add_get("/scaling", lambda _: _answer({"pool_replicas_needed": replicas, "known": True}))
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 18262)
-        await site.start()
-        try:
-            yield
-        finally:
-            await runner.cleanup()
+    def _look_for_what_is_left(self, cluster: RayCluster) -> None:
+        nodes = [cluster.head] if cluster.behind is None else [cluster.head, cluster.behind]
+        sessions = [session for node in nodes for session in node.sessions]
+        running = [" ".join(one.info["cmdline"] or []) for one in psutil.process_iter(["cmdline"])]
+        self.told["left"] = [str(one) for one in sessions if one.exists()]
+        self.told["left"] += [line for line in running if any(str(one) in line for one in sessions) or "ray::" in line]
 
-    @asynccontextmanager
-    async def _scaler(self) -> AsyncIterator[None]:
-        words = ["-m", "tidegate", "ray-scale", "--every", "1s", "--gateway", "http://127.0.0.1:18262"]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *words, "--serve", f"http://127.0.0.1:{DASHBOARD}", stdout=asyncio.subprocess.PIPE
-        )
-        try:
-            yield
-        finally:
-            process.send_signal(signal.SIGINT)
-            said, _ = await process.communicate()
-            self.told["scaler"] = {"code": process.returncode, "said": said.decode()}
-
-
-async def _answer(words: dict[str, Any]) -> web.Response:
-    return web.json_response(words)
+    def __repr__(self) -> str:
+        return f"<Scenario {self.told}>"
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(Scenario(Path(sys.argv[1])).run())))
+    chosen_s = [float(word) for word in sys.argv[2:5]] or [5.0, 10.0, 20.0]
+    print(json.dumps(asyncio.run(Scenario(Path(sys.argv[1]), *chosen_s).run())))
