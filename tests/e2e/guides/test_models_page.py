@@ -21,6 +21,7 @@ pytestmark = [
 ]
 
 MADE = '''
+from pathlib import Path
 import numpy as np, torch
 from sklearn.datasets import load_digits
 from torch import nn
@@ -50,14 +51,14 @@ class Reviews(nn.Module):
         return self.out((self.words(input_ids) * mask).sum(1) / mask.sum(1))
 
 
-ids = torch.ones(2, 5, dtype=torch.int64)
+ids, axes = torch.ones(2, 5, dtype=torch.int64), {0: "batch", 1: "sequence"}
 for name in ("int8", "fp32"):
     torch.onnx.export(
         Reviews(), (ids, ids), f"{name}.onnx", dynamo=False, input_names=["input_ids", "attention_mask"],
-        output_names=["logits"], dynamic_axes={one: {0: "batch", 1: "sequence"} for one in ("input_ids", "attention_mask")} | {"logits": {0: "batch"}},
+        output_names=["logits"], dynamic_axes={"input_ids": axes, "attention_mask": axes, "logits": {0: "batch"}},
     )
-shutil_labels = open("labels.txt", "w").write("bad\\nfair\\ngood\\n")
-'''  # noqa: E501
+Path("labels.txt").write_text("bad\\nfair\\ngood\\n")
+'''
 
 
 @pytest.fixture(scope="module")
