@@ -209,7 +209,15 @@ class GenerationRoutes:
             if self._on_refused is not None:
                 self._on_refused(PROTOCOL, name, error)
             raise
-        return _Asked(asked.options, host, call, prompt, text, _called(asked, text), _without_effect(asked, text))
+        return _Asked(
+            asked.options,
+            host,
+            call,
+            prompt,
+            text,
+            called=_called(asked, text),
+            without_effect=_without_effect(asked, text),
+        )
 
     async def _chat_prompt(self, asked: ChatRequest, text: TextModel) -> tuple[int, ...]:
         values: dict[str, Any] = {}
