@@ -45,6 +45,7 @@ MOST_CPU: Final = 1.10
 MOST_P50: Final = 1.10
 CONTROL_AWAY_S: Final = 15.0
 HEAD_AWAY_S: Final = 120.0
+RATE: Final = 40.0
 BUDGET_S: Final = 4.0
 # A goal, and the phases of the scenario that it counts: also until Serve has scaled once it was back.
 LOSSES: Final = {
@@ -167,7 +168,7 @@ def lose(report: Report, folder: Path, quick: bool) -> None:
         judge_losses(report, None, "only in full runs" if quick else "redis-server is not installed")
         return
     folder.mkdir()
-    judge_losses(report, asyncio.run(Scenario(folder, CONTROL_AWAY_S, HEAD_AWAY_S, BUDGET_S).run()))
+    judge_losses(report, asyncio.run(Scenario(folder, CONTROL_AWAY_S, HEAD_AWAY_S, RATE, BUDGET_S).run()))
 
 
 def main() -> None:

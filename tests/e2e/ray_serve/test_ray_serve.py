@@ -43,7 +43,7 @@ PHASES = ["calm", "control_away", "control_back", "killed", "updated", "head_awa
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_no_request_fails(told: dict[str, Any], phase: str) -> None:
-    assert told["sent"][phase] > 20
+    assert told["sent"][phase] > 5
     assert told["failed"].get(phase, []) == []
 
 

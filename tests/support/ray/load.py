@@ -10,18 +10,18 @@ import aiohttp
 from tidegate import clock
 
 MODEL: Final = "steps"
-RATE: Final = 40.0  # requests a second
 
 
 class Load:
     """Requests at a rate, whatever becomes of them; counted by the phase in which they were sent.
 
     Args:
+        rate: of requests a second.
         budget_s: of each request.
     """
 
-    def __init__(self, url: str, budget_s: float) -> None:
-        self._url = url
+    def __init__(self, url: str, rate: float, budget_s: float) -> None:
+        self._url, self._rate = url, rate
         self._budget = {"tidegate-budget-ms": f"{1e3 * budget_s:.0f}"}
         self.phase = "calm"
         self.sent: dict[str, int] = {}
@@ -32,7 +32,7 @@ class Load:
         async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as calls:
             while True:
                 calls.create_task(self._call(session))
-                await clock.sleep(1.0 / RATE)
+                await clock.sleep(1.0 / self._rate)
 
     async def _call(self, session: aiohttp.ClientSession) -> None:
         phase, began_at = self.phase, clock.now()

@@ -1,6 +1,6 @@
 """A gateway before pools on Ray Serve, under load, while replicas come and go and Ray's head is lost and comes back.
 
-    python -m tests.support.ray.scenario FOLDER [CONTROL_AWAY_S HEAD_AWAY_S BUDGET_S]
+    python -m tests.support.ray.scenario FOLDER [CONTROL_AWAY_S HEAD_AWAY_S RATE BUDGET_S]
 
 The head and the replicas have a node each, and the cluster's state is in Redis, as production has it. Runs in a network
 of its own (`in_own_network`). The last line of stdout is JSON: of each phase how many requests were sent, how many of
@@ -45,11 +45,13 @@ class Scenario:
         folder: for models, configurations and logs.
         control_away_s: how long the control store's process is away.
         head_away_s: how long the head is away, with all its processes.
-        budget_s: of each request. Tests of a crowded machine give much: there a process may stand still for seconds.
+        rate: of requests a second. On a crowded machine a process may stand still for seconds, in which a gateway
+            refuses more than it lets in at once: tests ask for few, and give each much time.
+        budget_s: of each request.
     """
 
-    def __init__(self, folder: Path, control_away_s: float, head_away_s: float, budget_s: float) -> None:
-        self._folder, self._budget_s = folder, budget_s
+    def __init__(self, folder: Path, control_away_s: float, head_away_s: float, rate: float, budget_s: float) -> None:
+        self._folder, self._rate, self._budget_s = folder, rate, budget_s
         self._control_away_s, self._head_away_s = control_away_s, head_away_s
         self._args = {"config": str(folder / "pool.yaml"), "replicas": 1, "cpus": 0.2}
         self.told: dict[str, Any] = {}
@@ -78,7 +80,7 @@ class Scenario:
         self._cluster, self._admin = cluster, addresses["admin"]
         cluster.deploy(**self._args)
         await self._until("first_s", lambda: self._whole(1))
-        load = self._load = Load(f"{addresses['http']}/v2/models/{MODEL}/infer", self._budget_s)
+        load = self._load = Load(f"{addresses['http']}/v2/models/{MODEL}/infer", self._rate, self._budget_s)
         async with Scaler(1) as scaler:
             loading = asyncio.create_task(load.run(), name="load")
             await clock.sleep(2.0)
@@ -184,5 +186,5 @@ class Scenario:
 
 
 if __name__ == "__main__":
-    chosen_s = [float(word) for word in sys.argv[2:5]] or [5.0, 10.0, 20.0]
+    chosen_s = [float(word) for word in sys.argv[2:6]] or [5.0, 10.0, 10.0, 20.0]
     print(json.dumps(asyncio.run(Scenario(Path(sys.argv[1]), *chosen_s).run())))
