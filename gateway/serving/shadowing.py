@@ -38,7 +38,7 @@ import structlog
 from msgspec.structs import replace
 
 from gateway.core.agreement.agreement_watch import AgreementTurn, AgreementWatch, AnswerSource, ShadowedAnswer
-from gateway.core.agreement.disagreement import Comparison, compared
+from gateway.core.agreement.disagreement import AnswerComparison, compared
 from gateway.core.agreement.expectation import AgreementTerms, agreement_terms, promised_quality, slice_of
 from gateway.core.agreement.shadow_budget import ShadowBudget, is_quiet, reference_offers
 from gateway.core.agreement.token_comparison import GreedyPrompt, TokenComparison, greedy_prompt, known_answer
@@ -304,7 +304,7 @@ class Shadowing:
         if score is None:
             self._count(shadow, "busy")
             return
-        await self._record(shadow, source, terms, Comparison(score, score), following.reference)
+        await self._record(shadow, source, terms, AnswerComparison(score, score), following.reference)
 
     async def _token_score(self, shadow: _Shadow, offer: Offer, known: KnownAnswer) -> float | None:
         """How far the target's variant disagrees with a known answer; None where it was not quiet for long enough."""
@@ -417,7 +417,7 @@ class Shadowing:
         return agreement_terms(shadow.manifest, source.variant, quality, reference_quality, self._terms.tolerance)
 
     async def _record(
-        self, shadow: _Shadow, source: AnswerSource, terms: AgreementTerms, found: Comparison, reference: str
+        self, shadow: _Shadow, source: AnswerSource, terms: AgreementTerms, found: AnswerComparison, reference: str
     ) -> None:
         self._count(shadow, "compared")
         if shadow.prompt is None:
@@ -437,7 +437,7 @@ class Shadowing:
 
     async def _comparison(
         self, terms: AgreementTerms, answer: InferResponse, reference: InferResponse
-    ) -> Comparison | None:
+    ) -> AnswerComparison | None:
         if answer.size_bytes + reference.size_bytes < 1 << 16:
             return compared(terms, answer.outputs, reference.outputs)
         return await asyncio.to_thread(compared, terms, answer.outputs, reference.outputs)

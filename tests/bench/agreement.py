@@ -44,7 +44,7 @@ from onnx import numpy_helper
 from tokenizers import Tokenizer
 
 from gateway.core.agreement.agreement_watch import MONTH_S, AgreementWatch, AnswerSource, ShadowedAnswer
-from gateway.core.agreement.disagreement import Comparison, row_disagreement
+from gateway.core.agreement.disagreement import AnswerComparison, row_disagreement
 from gateway.core.agreement.expectation import AgreementTerms, Metric, agreement_terms, slice_of
 from gateway.core.agreement.shadow_budget import ShadowBudget
 from gateway.layers.shadow import shadow
@@ -58,7 +58,7 @@ from tidegate.types import Call, InferRequest, InferResponse, Reply, Route
 
 Rows = NDArray[np.float64]
 Feed = dict[str, NDArray[Any]]
-Scores = dict[int, list[Comparison]]  # by slice
+Scores = dict[int, list[AnswerComparison]]  # by slice
 
 EVERY_S: Final = 10.0
 WITHIN: Final = 200
@@ -120,7 +120,7 @@ def scores_of(
         rows = answer(change(feed))
         score, apart = (row_disagreement(one, rows, reference) for one in (metric, "cosine"))
         found.setdefault(size, []).append(
-            Comparison(score if score == score else 1.0, apart if apart == apart else 1.0)
+            AnswerComparison(score if score == score else 1.0, apart if apart == apart else 1.0)
         )
     return found
 
@@ -194,7 +194,7 @@ def _half_covered(image: NDArray[Any]) -> NDArray[Any]:
 # the real core, living
 
 
-def stretches(scores: Scores, draw: Random) -> Iterator[tuple[int, Comparison]]:
+def stretches(scores: Scores, draw: Random) -> Iterator[tuple[int, AnswerComparison]]:
     """Scores in hours of one slice each, without end."""
     sizes = [size for size, found in scores.items() if len(found) >= 5]
     while True:
@@ -204,18 +204,18 @@ def stretches(scores: Scores, draw: Random) -> Iterator[tuple[int, Comparison]]:
             yield size, found[int(draw.random() * len(found))]
 
 
-def mixed(scores: Scores, draw: Random) -> Iterator[tuple[int, Comparison]]:
+def mixed(scores: Scores, draw: Random) -> Iterator[tuple[int, AnswerComparison]]:
     every = [(size, one) for size, found in scores.items() for one in found]
     while True:
         yield draw.choice(every)
 
 
-def compared_answer(terms: AgreementTerms, size: int, found: Comparison) -> ShadowedAnswer:
+def compared_answer(terms: AgreementTerms, size: int, found: AnswerComparison) -> ShadowedAnswer:
     return ShadowedAnswer(_SOURCE, "pool/main's fp32", found.score, terms, size, "tokens", apart=found.apart)
 
 
 def alarms_of(
-    watch: AgreementWatch, terms: AgreementTerms, life: Iterator[tuple[int, Comparison]], count: int
+    watch: AgreementWatch, terms: AgreementTerms, life: Iterator[tuple[int, AnswerComparison]], count: int
 ) -> list[int]:
     """After how many of `count` answers it was accused, each time; a device that comes back is watched again."""
     found = []
@@ -247,10 +247,10 @@ def false_alarms(terms: AgreementTerms, natural: Scores, months: int, seed: int)
     )
 
 
-def on_the_limit(terms: AgreementTerms, draw: Random) -> Iterator[tuple[int, Comparison]]:
+def on_the_limit(terms: AgreementTerms, draw: Random) -> Iterator[tuple[int, AnswerComparison]]:
     while True:
         score = 1.0 if draw.random() < terms.limit else 0.0
-        yield 2, Comparison(score, score)
+        yield 2, AnswerComparison(score, score)
 
 
 def hostile_alarms(terms: AgreementTerms, months: int) -> int:

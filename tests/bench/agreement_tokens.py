@@ -41,7 +41,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from gateway.core.agreement.disagreement import Comparison
+from gateway.core.agreement.disagreement import AnswerComparison
 from gateway.core.agreement.expectation import AgreementTerms, agreement_terms, slice_of
 from gateway.core.agreement.token_comparison import MOST_POSITIONS, TokenComparison
 from tests.bench.agreement import (
@@ -120,7 +120,7 @@ def scores_of(pair: Pair, engine: GenerativeEngine, prompts: Sequence[Ids]) -> S
         text = run_one(engine, GenerateRequest(prompt, MOST_POSITIONS))
         known = KnownAnswer(prompt, text.ids, stopped=text.end is not None and text.end.finished == "stop")
         score = score_of(pair, known)
-        found.setdefault(slice_of(len(prompt)), []).append(Comparison(score, score))
+        found.setdefault(slice_of(len(prompt)), []).append(AnswerComparison(score, score))
     return found
 
 

@@ -22,17 +22,17 @@ from tidegate.types import Datatype, Tensor
 _FLOATS: Final = (Datatype.FP16, Datatype.FP32, Datatype.FP64)
 
 
-class Comparison(NamedTuple):
+class AnswerComparison(NamedTuple):
     """How far two answers disagree by their metric, and how far apart they lie as vectors; both from 0 to 1."""
 
     score: float
     apart: float
 
 
-_NOTHING_ALIKE: Final = Comparison(1.0, 1.0)
+_NOTHING_ALIKE: Final = AnswerComparison(1.0, 1.0)
 
 
-def compared(terms: AgreementTerms, answer: Sequence[Tensor], reference: Sequence[Tensor]) -> Comparison | None:
+def compared(terms: AgreementTerms, answer: Sequence[Tensor], reference: Sequence[Tensor]) -> AnswerComparison | None:
     """None: the reference has nothing to compare with."""
     truth = next((one for one in reference if one.name == terms.output), None)
     if truth is None or truth.datatype not in _FLOATS or not truth.elements:
@@ -47,7 +47,7 @@ def compared(terms: AgreementTerms, answer: Sequence[Tensor], reference: Sequenc
     if not np.isfinite(wanted).all():
         return None
     apart = row_disagreement("cosine", rows, wanted)
-    return Comparison(apart if terms.metric == "cosine" else row_disagreement(terms.metric, rows, wanted), apart)
+    return AnswerComparison(apart if terms.metric == "cosine" else row_disagreement(terms.metric, rows, wanted), apart)
 
 
 def row_disagreement(metric: Metric, rows: NDArray[Any], reference: NDArray[Any]) -> float:

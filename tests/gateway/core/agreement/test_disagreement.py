@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gateway.core.agreement.disagreement import Comparison, compared, row_disagreement
+from gateway.core.agreement.disagreement import AnswerComparison, compared, row_disagreement
 from gateway.core.agreement.expectation import (
     FLOOR,
     TOKEN_FLOOR,
@@ -64,12 +64,12 @@ def test_how_far_apart_classes_lie_says_more_than_which_one_is_the_largest() -> 
 
 def test_an_answer_that_cannot_be_compared_disagrees_altogether() -> None:
     truth = tensor([1.0, 0.0])
-    assert compared(COSINE, tensor([1.0, 0.0, 0.0]), truth) == Comparison(1.0, 1.0)
-    assert compared(COSINE, tensor([1.0, 0.0], name="z"), truth) == Comparison(1.0, 1.0)
+    assert compared(COSINE, tensor([1.0, 0.0, 0.0]), truth) == AnswerComparison(1.0, 1.0)
+    assert compared(COSINE, tensor([1.0, 0.0], name="z"), truth) == AnswerComparison(1.0, 1.0)
     broken = (Tensor("y", Datatype.FP32, (1, 2), b"\0" * 3),)
-    assert compared(COSINE, broken, truth) == Comparison(1.0, 1.0)
+    assert compared(COSINE, broken, truth) == AnswerComparison(1.0, 1.0)
     whole = (array_to_tensor("y", np.array([[1, 0]]), Datatype.INT64),)
-    assert compared(COSINE, whole, truth) == Comparison(1.0, 1.0)
+    assert compared(COSINE, whole, truth) == AnswerComparison(1.0, 1.0)
 
 
 def test_a_reference_without_the_output_or_without_numbers_says_nothing() -> None:
@@ -81,7 +81,7 @@ def test_a_reference_without_the_output_or_without_numbers_says_nothing() -> Non
 
 def test_a_vector_without_a_batch_is_one_row() -> None:
     one = (array_to_tensor("y", np.array([1.0, 2.0], dtype=np.float32), Datatype.FP32),)
-    assert compared(COSINE, one, one) == pytest.approx(Comparison(0.0, 0.0), abs=1e-6)
+    assert compared(COSINE, one, one) == pytest.approx(AnswerComparison(0.0, 0.0), abs=1e-6)
     assert row_disagreement("top1", np.eye(2), np.eye(2)) == 0.0
 
 
