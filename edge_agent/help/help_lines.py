@@ -23,7 +23,7 @@ from tidegate.link.frames import Greeting
 from tidegate.link.link_inference import infer_over_link
 from tidegate.link.origin import Origin
 from tidegate.models.manifest import Manifest
-from tidegate.oip.request_constraints import VERSION_KEY
+from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY
 from tidegate.outcome import BadAnswer, DeadlineExceeded, Outcome, Overloaded, ServeError, Unreachable
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.security.tls import Dialler
@@ -35,7 +35,6 @@ LOOK_S: Final = 1.0
 MOST_GATEWAYS: Final = 4
 MOST_NEIGHBOURS: Final = 16
 DEVICE_TIER: Final = "edge/"
-_DEFERS: Final = "tidegate-defer"
 log = structlog.get_logger(__name__)
 
 DiallerOf = Callable[[str, str], Dialler | None]
@@ -230,7 +229,7 @@ def is_neighbours(reply: Reply) -> bool:
 def _as_sent(call: Call) -> InferRequest:
     """The request with the demands that travel in no field of a frame, and without what only this device reads."""
     request, said = call.request, dict(call.request.parameters)
-    said.pop(_DEFERS, None)
+    said.pop(DEFER_KEY, None)
     if (version := call.headers.get(VERSION_KEY, "").strip()) and VERSION_KEY not in said:
         said[VERSION_KEY] = version
     return request if said == request.parameters else replace(request, parameters=said)

@@ -38,11 +38,13 @@ from tidegate import clock
 from tidegate.fleet.stored import MAX_BODY_BYTES, Kind
 from tidegate.models.confidence import ConfidenceMeasure
 from tidegate.models.manifest import Manifest, Unsure
+from tidegate.oip.budget import BUDGET_HEADER
 from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
 from tidegate.oip.grpc.codec import message_from_request, message_from_response
 from tidegate.oip.reply import reply_parameters
-from tidegate.oip.request_constraints import ATTESTED, MIN_QUALITY_KEY, REQUIRE_KEY, VARIANT_KEY
+from tidegate.oip.request_constraints import ATTESTED, DEFER_KEY, MIN_QUALITY_KEY, REQUIRE_KEY, VARIANT_KEY
 from tidegate.oip.sequence import sequence_of
+from tidegate.oip.token_budgets import TPOT_HEADER, TTFT_HEADER
 from tidegate.outcome import (
     CapacityError,
     Deferred,
@@ -64,7 +66,7 @@ UNSURE_AGAIN_S: Final = 30.0
 RESULT_PRIORITY: Final = 2
 _PRIORITIES: Final = {1: 9, 2: 7, 3: 5, 4: 3}  # OIP's, 1 the highest, as the store's, 9 the highest
 # A caller's own deadline ends when it has its ticket.
-_NOT_KEPT: Final = ("timeout", "tidegate-defer", "tidegate-budget-ms", "tidegate-ttft-ms", "tidegate-tpot-ms")
+_NOT_KEPT: Final = ("timeout", DEFER_KEY, BUDGET_HEADER, TTFT_HEADER, TPOT_HEADER)
 
 
 class OfflinePolicy(Protocol):

@@ -33,6 +33,7 @@ from tidegate.oip.grpc.codec import message_from_request
 from tidegate.oip.grpc.oip_messages import response_from_bytes
 from tidegate.oip.orca import LOAD_KEY, load_from_text
 from tidegate.oip.reply import TIMING_KEY
+from tidegate.oip.request_constraints import VARIANT_KEY
 from tidegate.oip.status import CODE_KEY, error_from_grpc
 from tidegate.outcome import BadAnswer, DeadlineExceeded, NotSupported, ServeError, TooLarge, Unreachable
 from tidegate.rpc import oip_pb2
@@ -46,7 +47,6 @@ log = structlog.get_logger(__name__)
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 _PROBE_TIMEOUT_S: Final = 2.0
-_VARIANT_KEY: Final = "tidegate-variant"
 _STAGES: Final = ("queue", "compute")
 _LONGEST_S: Final = 1e6  # a claim beyond is none
 _NO_STAGES: Final[Mapping[str, float]] = MappingProxyType({})
@@ -223,7 +223,7 @@ class UnaryTarget:
             trace = (*trace, (STATE_KEY, tracestate))
         if self._foreign:
             return trace
-        demand = ((_VARIANT_KEY, variant),) if variant else ()
+        demand = ((VARIANT_KEY, variant),) if variant else ()
         return ((HOP_KEY, GATEWAY_HOP), *demand, *trace)
 
     # the channel
