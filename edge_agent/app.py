@@ -264,7 +264,7 @@ class EdgeApp:
         await self._open_servers()
         await self._stack.enter_async_context(models)
         await models.enter(self._host)
-        self._host.models.why_absent = lambda name: self.absent.get(name, "")
+        self._host.models.is_absent = lambda name: name in self.absent
         await models.start(self._on_progress)
         if self._boot_configuration is not None:
             self._configuration = self._configured(self._boot_configuration)

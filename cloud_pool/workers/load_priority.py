@@ -31,7 +31,7 @@ from tidegate.workers.starvation import awake_s, starved_s
 
 HURRIED: Final = 5  # a nice value
 PATIENCE_S: Final = 1.0
-_LOOK_S: Final = 0.1
+_LOOK_S: Final = 0.2
 
 
 @cache
@@ -59,7 +59,8 @@ class LoadPriority:
 
     def __init__(self, *, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
-        self._looks: dict[int, asyncio.TimerHandle | None] = {}  # by pid; None: it is hurried
+        self._looks: dict[int, asyncio.TimerHandle] = {}  # by pid
+        self._hurried: set[int] = set()
 
     def lower(self, pid: int | None) -> None:
         """Have a process give way from now on, if it may be set back."""
@@ -70,33 +71,44 @@ class LoadPriority:
     def restore(self, pid: int | None) -> None:
         """Have a process count as much as others again, with all its threads."""
         if pid is not None and pid in self._looks:
-            look = self._looks.pop(pid)
-            if look is not None:
-                look.cancel()
+            self._looks.pop(pid).cancel()
+            self._hurried.discard(pid)
             _set(pid, os.SCHED_OTHER, 0)
 
     def _look(self, pid: int) -> None:
         """Hurry a process that gets too little, and forget one that has ended."""
-        waited_s = starved_s(pid)
-        ran_s = awake_s(pid) - waited_s
-        if waited_s > ran_s + self._patience_s:
-            _set(pid, os.SCHED_OTHER, HURRIED)
-            self._looks[pid] = None
-        elif Path(f"/proc/{pid}").exists():
-            self._looks[pid] = asyncio.get_running_loop().call_later(_LOOK_S, self._look, pid)
-        else:
+        threads = _threads(pid)
+        if not threads:
             self._looks.pop(pid, None)
+            self._hurried.discard(pid)
+            return
+        if pid not in self._hurried and _is_starved(pid, threads, self._patience_s):
+            _set(pid, os.SCHED_OTHER, HURRIED)
+            self._hurried.add(pid)
+        self._looks[pid] = asyncio.get_running_loop().call_later(_LOOK_S, self._look, pid)
 
     def __repr__(self) -> str:
-        hurried = sum(look is None for look in self._looks.values())
-        return f"<LoadPriority of {len(self._looks)} that load, {hurried} hurried>"
+        return f"<LoadPriority of {len(self._looks)} that load, {len(self._hurried)} hurried>"
+
+
+def _threads(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()]
+    return []
+
+
+def _is_starved(pid: int, threads: list[int], patience_s: float) -> bool:
+    """By all of its threads: a runtime may load with others than the main one, which sleeps meanwhile."""
+    folder = Path(f"/proc/{pid}/task")
+    waited_s = sum([starved_s(one, folder) for one in threads])
+    ran_s = sum([awake_s(one, folder) for one in threads]) - waited_s
+    return waited_s > ran_s + patience_s
 
 
 def _set(pid: int, policy: int, nice: int) -> None:
-    with suppress(OSError):  # it has ended
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            with suppress(OSError):
-                _set_thread(int(task.name), policy, nice)
+    for thread in _threads(pid):
+        with suppress(OSError):  # it has ended
+            _set_thread(thread, policy, nice)
 
 
 def _set_thread(thread: int, policy: int, nice: int) -> None:

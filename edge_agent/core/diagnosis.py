@@ -188,7 +188,10 @@ def worker(
 
 def absent(reasons: Mapping[str, str]) -> list[DoctorFinding]:
     """One for each model that the running agent is to serve and cannot, by its reasons."""
-    advice = "mend what it says: the running agent sees changed files within seconds, and tries again by itself"
+    advice = (
+        "mend what it says: the running agent tries again by itself, and soon where files have changed; "
+        "where models come by request (model_control: explicit) load it again: tidegate model load"
+    )
     return [
         DoctorFinding("worker", "failure", f"{model} is not served: {reason}", advice)
         for model, reason in sorted(reasons.items())

@@ -74,16 +74,21 @@ class AbsentModels:
         Args:
             stood_in: whether another generation of it, one that was rolled out, is served.
         """
+        self._note(model, reason, self._files(model), stood_in=stood_in)
+
+    def _note(self, model: str, reason: str, files: Files, *, stood_in: bool = False) -> None:
+        """Args: files: as they were before they were read, so that what has changed since is not taken as tried."""
         before = self._absent.get(model)
-        wait_s = FIRST_AGAIN_S if before is None else min(2.0 * before.wait_s, LATEST_AGAIN_S)
-        self._absent[model] = _Absence(reason, self._files(model), clock.now() + wait_s, wait_s)
+        is_again = before is not None and before.files == files
+        wait_s = min(2.0 * before.wait_s, LATEST_AGAIN_S) if before is not None and is_again else FIRST_AGAIN_S
+        self._absent[model] = _Absence(reason, files, clock.now() + wait_s, wait_s)
         words = "another generation of a model stands in for it" if stood_in else "a model is not served"
         log.error(words, model=model, reason=reason, again_in_s=wait_s)
 
     @property
     def reasons(self) -> Mapping[str, str]:
         """Why each model is not served that is wanted and is not served."""
-        return {model: one.reason for model, one in self._absent.items() if not self._is_served(model)}
+        return {model: one.reason for model, one in list(self._absent.items()) if not self._is_served(model)}
 
     def begin(self) -> None:
         """Try them again from now on."""
@@ -97,22 +102,22 @@ class AbsentModels:
         while self._absent:
             await clock.sleep(LOOK_S)
             for model, absence in list(self._absent.items()):
-                if not self._is_served(model) and await asyncio.to_thread(self._is_due, model, absence):
-                    await self._try(model)
+                if self._is_served(model):
+                    continue
+                files = await asyncio.to_thread(self._files, model)
+                if clock.now() >= absence.again_at or files != absence.files:
+                    await self._try(model, files)
 
-    def _is_due(self, model: str, absence: _Absence) -> bool:
-        return clock.now() >= absence.again_at or self._files(model) != absence.files
-
-    async def _try(self, model: str) -> None:
+    async def _try(self, model: str, files: Files) -> None:
         try:
             if not await self._bring(model):
                 return
         except (StartError, RepositoryError, OSError) as error:
-            self.note(model, str(error))
+            self._note(model, str(error), files)
             return
         except Exception as error:  # a defect at one model must not keep the others away
             log.exception("an absent model has a defect", model=model)
-            self.note(model, f"{type(error).__name__}: {error}")
+            self._note(model, f"{type(error).__name__}: {error}", files)
             return
         self._absent.pop(model, None)
         log.info("a model that was absent is served", model=model)

@@ -24,7 +24,7 @@ class ModelTable(Generic[M]):
         self._versions: dict[str, dict[str, M]] = {}  # by name, then by version
         self._highest: dict[str, M] = {}  # by name: what answers when no version is named
         self._unloaded: set[str] = set()
-        self.why_absent: Callable[[str], str] = lambda _name: ""  # why a model is not served that is to be
+        self.is_absent: Callable[[str], bool] = lambda _name: False  # wanted, and not to be had
 
     def add(self, model: M) -> None:
         """Add a version beside the others of its name."""
@@ -53,8 +53,9 @@ class ModelTable(Generic[M]):
     def find(self, name: str, version: str = "") -> M:
         """One version, or the highest when `version` is empty. Raises ModelNotFound."""
         versions = self._versions.get(name)
-        if versions is None and (reason := self.why_absent(name)):
-            raise ModelNotFound(f"model {name!r} is not served by {self._server_name} for now: {reason}")
+        if versions is None and self.is_absent(name):
+            why = "it could not be loaded, and its operators are told why"  # which may name files
+            raise ModelNotFound(f"model {name!r} is not served by {self._server_name} for now: {why}")
         if versions is None and name in self._unloaded:
             raise ModelNotFound(f"model {name!r} was unloaded from {self._server_name}: another may serve it")
         if versions is None:

@@ -239,6 +239,7 @@ class RepositoryControl:
             finally:
                 self._under_way.pop(name, None)
             self._loaded.pop(name, None)
+            self._failed.pop(name, None)  # of an attempt to replace it: what is wanted now is that it is absent
             log.info("model unloaded", model=name)
 
     async def _follow(self) -> None:
@@ -303,7 +304,8 @@ class RepositoryControl:
             if fitting:
                 found[name] = _found(self._root, fitting[-1])
         for name in set(problems) - set(found):
-            self._failed[name] = problems[name]
+            if self._wanted(name):
+                self._failed[name] = problems[name]
         for name in [name for name in self._failed if name not in versions and name not in problems]:
             del self._failed[name]
         return found

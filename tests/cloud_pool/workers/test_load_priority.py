@@ -22,6 +22,13 @@ def more(): threading.Thread(target=stop.wait, daemon=True).start()
 more(); print("up", flush=True); sys.stdin.readline(); more(); print("more", flush=True); sys.stdin.readline()
 """
 _BUSY = "print('up', flush=True)\nwhile True: pass"
+_BUSY_BESIDE = """
+import threading
+def spin():
+    while True: pass
+one = threading.Thread(target=spin, daemon=True)
+one.start(); print("up", flush=True); one.join()
+"""
 _CAPBSET_DROP, _CAP_SYS_NICE = 24, 23
 _AS_IN_A_CONTAINER = f"""
 import ctypes, os, sys
@@ -115,3 +122,14 @@ async def test_what_was_not_lowered_is_not_touched() -> None:
 def test_in_a_container_that_could_not_set_it_back_root_lowers_nothing() -> None:
     command = [sys.executable, "-c", _AS_IN_A_CONTAINER, _TRIAL]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@needs_the_right
+async def test_a_load_is_hurried_whose_other_threads_get_no_core() -> None:
+    """As where a runtime compiles with threads of its own, and its main thread waits for them."""
+    priority = LoadPriority(patience_s=0.1)
+    core = min(os.sched_getaffinity(0))
+    with child(_BUSY, core=core), child(_BUSY_BESIDE, core=core) as process:
+        priority.lower(process.pid)
+        await until(lambda: priorities(process.pid) == {(os.SCHED_OTHER, HURRIED)})
+        priority.restore(process.pid)

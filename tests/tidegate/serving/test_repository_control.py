@@ -110,3 +110,23 @@ async def test_what_failed_at_the_start_for_another_reason_than_its_files_is_tri
             await clock.sleep(0.01)
         await clock.sleep(0.1)
     assert loader.asked.count("b") == 1 and loader.asked[-1] == "a"
+
+
+async def test_a_broken_model_that_is_not_wanted_is_not_missed(root: Path) -> None:
+    (root / "b" / TEXT.version / "model.yaml").write_text("name: [")
+    only_a = RepositoryControl("edge/e", root, LoaderOfSome({}), mode="poll", wanted=lambda name: name == "a")
+    await only_a.begin()
+    assert only_a.failed == {}
+
+
+async def test_a_model_that_was_unloaded_is_not_missed_though_it_could_not_be_replaced_before(root: Path) -> None:
+    loader = LoaderOfSome({})
+    asked = control(root, loader, "explicit")
+    await asked.load("a")
+    loader.failures = {"a": OutOfMemory("another process holds it")}
+    (root / "a" / TEXT.version / "model.yaml").touch()
+    save_manifest(root / "a" / "9", msgspec.structs.replace(TEXT, name="a", version="9"))
+    with pytest.raises(OutOfMemory):
+        await asked.load("a")
+    await asked.unload("a")
+    assert asked.failed == {}
