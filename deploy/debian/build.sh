@@ -64,10 +64,7 @@ set -e
 if [ "\$1" = remove ] && [ -d /run/systemd/system ]; then systemctl disable --now tidegate-$role.service || true; fi
 PRERM
 if [ "$role" = edge ]; then # the agent is restarted by hand after this, and its goodbye says why (docs/edge-device.md)
-  cat >>"$tree/DEBIAN/prerm" <<'PRERM'
-state=/var/lib/tidegate/state
-if [ "$1" = upgrade ] && [ -d $state ]; then echo update >$state/leaving || true; fi
-PRERM
+  cat deploy/debian/prerm.edge >>"$tree/DEBIAN/prerm"
 fi
 chmod 0755 "$tree/DEBIAN/postinst" "$tree/DEBIAN/prerm"
 mkdir -p "$into"

@@ -1,6 +1,6 @@
 """An agent's goodbye says why it leaves: the word that the file `state_dir/leaving` has when the agent is stopped.
 
-    echo update > /var/lib/tidegate/state/leaving && systemctl stop tidegate-edge
+    runuser -u tidegate -- sh -c 'echo update > /var/lib/tidegate/state/leaving' && systemctl stop tidegate-edge
 
 Signals have no reason, and an agent that is stopped for an update looks like one that is taken away. The word is read
 once, as the agent ends, and removed; one that was never used is removed at the next start, so no later goodbye has it.

@@ -93,6 +93,7 @@ def test_an_installed_device_starts_as_its_unit_says_and_answers(debian: Path, d
 def test_a_restart_after_an_upgrade_says_that_it_is_one(debian: Path) -> None:
     state = debian / "var" / "lib" / "tidegate" / "state"
     state.mkdir(exist_ok=True)
+    subprocess.run(["chroot", debian, "chown", "tidegate:tidegate", "/var/lib/tidegate/state"], check=True, timeout=60)
     (package,) = (debian / "tmp").glob("tidegate-edge_*.deb")  # the same once more is an upgrade to dpkg
     again = ["chroot", str(debian), "dpkg", "--install", f"/tmp/{package.name}"]
     done = subprocess.run(again, capture_output=True, text=True, timeout=600, check=False)
