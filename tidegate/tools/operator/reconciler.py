@@ -22,6 +22,7 @@ from tidegate.admin_client import AdminError
 from tidegate.tools.operator.cluster_objects import ApiRefused, ClusterObjects
 from tidegate.tools.operator.conditions import Progress, ResourceCondition, new_status, progress_of, readiness, together
 from tidegate.tools.operator.definitions import API_VERSION
+from tidegate.tools.operator.deletion_order import DELETED, SCALERS, is_replaced, waits_until_ready
 from tidegate.tools.operator.foreign_objects import NEEDED, edge_progress, ray_progress, with_missing
 from tidegate.tools.operator.foreign_objects import WORKLOADS as FOREIGN_WORKLOADS
 from tidegate.tools.operator.rendering.fleet import GROUP_LABEL
@@ -34,31 +35,6 @@ from tidegate.tools.operator.rollout_handover import RolloutHandover
 from tidegate.tools.operator.work_queue import WorkQueue
 
 WORKLOADS: Final = ("Deployment", "StatefulSet", "DaemonSet")
-# What a resource may have made before and not want any more; nothing else is ever deleted.
-_RBAC: Final = "rbac.authorization.k8s.io/v1"
-_POLICY: Final = ("networking.k8s.io/v1", "NetworkPolicy")
-_SCALERS: Final = (("autoscaling/v2", "HorizontalPodAutoscaler"), ("keda.sh/v1alpha1", "ScaledObject"))
-_MONITORING: Final = "monitoring.coreos.com/v1"
-DELETED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
-    "TidegateGateway": (
-        ("v1", "Service"), (_RBAC, "RoleBinding"), (_RBAC, "Role"), ("policy/v1", "PodDisruptionBudget"), _POLICY,
-        (_MONITORING, "ServiceMonitor"), ("v1", "ConfigMap"),
-    ),
-    "TidegatePool": (
-        *_SCALERS, ("policy/v1", "PodDisruptionBudget"), _POLICY, (_MONITORING, "ServiceMonitor"),
-        ("apps/v1", "StatefulSet"), ("ray.io/v1", "RayService"), ("v1", "Service"), ("v1", "ServiceAccount"),
-        ("v1", "ConfigMap"),
-    ),
-    "TidegateFleet": (
-        ("apps/v1", "DaemonSet"), ("apps.kubeedge.io/v1alpha1", "EdgeApplication"), (_MONITORING, "PodMonitor"),
-        ("v1", "ConfigMap"),
-    ),
-}  # fmt: skip
-# What serves, or is needed by pods that do: it stays until what takes its place is ready.
-_KEPT_UNTIL_READY: Final = frozenset(
-    {("TidegatePool", kind) for kind in ("StatefulSet", "RayService", "Service", "ServiceAccount")}
-    | {(kind, "ConfigMap") for kind in DELETED}
-)
 RESYNC_S: Final = 300.0  # everything is looked at again, so that what others have changed by hand is found
 ROLLOUT_S: Final = 5.0
 _FOREIGN_S: Final = (5.0, 30.0)  # workloads that are not watched: under way, and complete
@@ -170,12 +146,13 @@ class Reconciler:
                 resource, [ResourceCondition("Accepted", "False", error.reason, str(error)), *_never_ran(resource)], {}
             )
             return None
-        scalers = [one for one in rendered.objects if _kind_of(one) in _SCALERS]
+        scalers = [one for one in rendered.objects if _kind_of(one) in SCALERS]
         applied, missing = await self._apply_all(one for one in rendered.objects if one not in scalers)
         workloads = [one for one in applied if one["kind"] in (*WORKLOADS, *FOREIGN_WORKLOADS)]
-        progress = together([await self._progress(one) for one in workloads])
+        parts = {(one["kind"], one["metadata"]["name"]): await self._progress(one) for one in workloads}
+        progress = together(list(parts.values()))
         without = any(kind in FOREIGN_WORKLOADS for kind in missing)
-        await self._delete_others(resource, rendered.objects, complete=progress.complete and not without)
+        await self._delete_others(resource, rendered.objects, parts, complete=progress.complete and not without)
         in_the_way = await self._scalers_in_the_way(resource, scalers)
         if not in_the_way:
             missing += (await self._apply_all(scalers))[1]
@@ -244,20 +221,27 @@ class Reconciler:
             self._check_lease()
             await self._cluster.apply(given, manager=HEIR)
 
-    async def _delete_others(self, resource: CustomResource, wanted: Sequence[Object], *, complete: bool) -> None:
-        """ConfigMaps stay until no pod is of the template before: one of those may start again meanwhile.
-
-        So does a pool's StatefulSet until its RayService serves, and the other way round.
-        """
+    async def _delete_others(
+        self,
+        resource: CustomResource,
+        wanted: Sequence[Object],
+        progress: Mapping[tuple[str, str], Progress],
+        *,
+        complete: bool,
+    ) -> None:
         key = resource.key
         for api, kind in DELETED.get(key.kind, ()):
-            if (key.kind, kind) in _KEPT_UNTIL_READY and not complete:
+            if not complete and waits_until_ready(key.kind, kind, wanted):
                 continue
             for one in await self._unwanted(resource, api, kind, wanted):
-                if not one["metadata"].get("deletionTimestamp"):
-                    self._check_lease()
-                    await self._cluster.delete(one)
-                    log.info("deleted", resource=str(key), object=f"{kind} {one['metadata']['name']}")
+                if one["metadata"].get("deletionTimestamp"):
+                    continue
+                if not is_replaced(one, wanted, progress):
+                    complete = False  # it runs on, and needs its ConfigMap
+                    continue
+                self._check_lease()
+                await self._cluster.delete(one)
+                log.info("deleted", resource=str(key), object=f"{kind} {one['metadata']['name']}")
 
     async def _scalers_in_the_way(self, resource: CustomResource, wanted: Sequence[Object]) -> list[Object]:
         """What still scales the workload and shall not: KEDA refuses to scale what a HorizontalPodAutoscaler does.
@@ -266,7 +250,7 @@ class Reconciler:
         """
         if not wanted:
             return []
-        return [one for api, kind in _SCALERS for one in await self._unwanted(resource, api, kind, wanted)]
+        return [one for api, kind in SCALERS for one in await self._unwanted(resource, api, kind, wanted)]
 
     async def _unwanted(self, resource: CustomResource, api: str, kind: str, wanted: Sequence[Object]) -> list[Object]:
         """What the resource has made of a kind and does not want any more."""

@@ -88,11 +88,13 @@ class GatewayPolicySpec(PolicySpec):
 
 
 class PoolPolicySpec(PolicySpec):
-    """The NetworkPolicy of a pool: gateways of its namespace send it work, and it calls nothing but DNS and these."""
+    """The NetworkPolicy of a pool: gateways of its namespace send it work, and it calls DNS, its URLs and these."""
 
     egress: list[Kubernetes] = Field(
-        [], max_length=32, description="What it may reach beside DNS, such as its broker: rules of a NetworkPolicy."
-    )
+        [], max_length=32,
+        description="What it may reach beside DNS and the ports of its broker and its collector of traces: rules of a "
+        "NetworkPolicy.",
+    )  # fmt: skip
 
 
 class ServingSpec(Spec):

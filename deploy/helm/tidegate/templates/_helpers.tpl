@@ -61,6 +61,34 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- toYaml (mergeOverwrite $config (deepCopy .Values.pool.config)) -}}
 {{- end -}}
 
+{{/*
+Ports that a pool calls, as an array of JSON: of the URLs of its broker and its collector of traces, in its configuration
+or in its variables. Where a URL cannot be read (a Secret has it) those that are usual for it.
+*/}}
+{{- define "tidegate.poolCalls" -}}
+{{- $config := include "tidegate.poolConfig" . | fromYaml -}}
+{{- $brokers := list 1883 8883 -}}
+{{- $collectors := list 4318 -}}
+{{- $variables := dict "TIDEGATE_POOL_MQTT" $brokers "TIDEGATE_POOL_TRACING__ENDPOINT" $collectors -}}
+{{- $urls := list (list $config.mqtt $brokers) (list (default dict $config.tracing).endpoint $collectors) -}}
+{{- range $variable := .Values.pool.env -}}
+{{- with get $variables (upper $variable.name) -}}
+{{- $urls = append $urls (list (ternary "?" $variable.value (hasKey $variable "valueFrom")) .) -}}
+{{- end -}}
+{{- end -}}
+{{- $schemes := dict "mqtt" 1883 "mqtts" 8883 "http" 80 "https" 443 -}}
+{{- $ports := list -}}
+{{- range $url := $urls -}}
+{{- with first $url -}}
+{{- $head := regexFind "^[A-Za-z]+://[^/?#]*" . -}}
+{{- $said := regexFind ":[0-9]+$" $head | trimPrefix ":" -}}
+{{- $port := int (default (get $schemes (lower (first (splitList "://" $head)))) $said) -}}
+{{- $ports = concat $ports (ternary (list $port) (last $url) (and (gt $port 0) (lt $port 65536))) -}}
+{{- end -}}
+{{- end -}}
+{{- uniq $ports | toJson -}}
+{{- end -}}
+
 {{/* A port of a configuration that somebody has to find: (dict "config" … "part" "gateway" "key" "http_port") */}}
 {{- define "tidegate.port" -}}
 {{- $port := int (get .config .key) -}}

@@ -140,6 +140,50 @@ async def test_what_is_not_installed_is_told_and_keeps_nothing_else_from_running
         await until(lambda: bool(cluster.names("ScaledObject") and cluster.names("ServiceMonitor")), "all is there")
 
 
+async def test_without_kuberay_a_pool_keeps_what_serves_and_what_protects_and_scales_it(
+    cluster: OperatorCluster,
+) -> None:
+    cluster.installed -= {"rayservices"}
+    cluster.send(gateway())
+    cluster.send(pool(autoscaling=KEDA, serviceMonitor={"enabled": True}))
+    async with operating(cluster):
+        await until(says(cluster, "TidegatePool", "cores", "Autoscaled", "True"), "scaled by KEDA")
+        await until(says(cluster, "TidegatePool", "cores", "Ready", "True"), "it serves")
+        before = {key for key in cluster.objects if key[2].startswith(POOL)}
+        cluster.change(
+            "TidegatePool", "cores", config={"mqtt": "mqtt://broker:1883"}, ray=RAY, autoscaling={}, serviceMonitor={}
+        )
+        await until(says(cluster, "TidegatePool", "cores", "Ready", "False", "NotInstalled"), "told")
+        assert before <= cluster.objects.keys(), "all that it had"
+        assert {one[0] for one in before} == {
+            "statefulsets", "networkpolicies", "poddisruptionbudgets", "scaledobjects", "services", "serviceaccounts",
+            "configmaps", "servicemonitors",
+        }  # fmt: skip
+        cluster.installed |= {"rayservices"}
+        await until(says(cluster, "TidegatePool", "cores", "Ready", "True"), "Serve runs it", within_s=60)
+        await until(lambda: not before & cluster.objects.keys(), "what it had is gone")
+    deleted = [plural for verb, plural, _ in cluster.writes if verb == "delete"]
+    assert deleted.index("statefulsets") < min(map(deleted.index, ("networkpolicies", "poddisruptionbudgets")))
+
+
+async def test_without_kubeedge_a_group_keeps_its_agents(cluster: OperatorCluster) -> None:
+    """There are none beside others on a node, so the new ones are only waited for as far as their controller."""
+    cluster.installed -= {"edgeapplications"}
+    edge = [{"name": "tills", "nodeGroup": {"name": "tills", "nodes": 4}}]
+    cluster.send(body("TidegateFleet", "shops", groups=[{"name": "tills"}, {"name": "kiosks"}]))
+    async with operating(cluster):
+        await until(says(cluster, "TidegateFleet", "shops", "Ready", "True"), "agents run")
+        (config_map,) = cluster.names("ConfigMap") - {"shops-edge-settings"}
+        cluster.change("TidegateFleet", "shops", groups=edge, config={"drain_s": 3})
+        await until(says(cluster, "TidegateFleet", "shops", "Ready", "False", "NotInstalled"), "told")
+        await until(lambda: cluster.names("DaemonSet") == {"shops-edge-tills"}, "the other group was taken out")
+        assert config_map in cluster.names("ConfigMap"), "agents that start again need it"
+        cluster.installed |= {"edgeapplications"}
+        await until(says(cluster, "TidegateFleet", "shops", "Ready", "True"), "KubeEdge runs them", within_s=60)
+        await until(lambda: cluster.names("DaemonSet") == set(), "no DaemonSet beside it")
+        await until(lambda: config_map not in cluster.names("ConfigMap"), "nobody needs it")
+
+
 async def test_a_pool_moves_to_ray_and_back_and_what_serves_stays_until_the_other_does() -> None:
     async with OperatorCluster(controllers=False) as cluster:
         cluster.send(pool(config={"mqtt": "mqtt://broker:1883"}))
@@ -154,6 +198,7 @@ async def test_a_pool_moves_to_ray_and_back_and_what_serves_stays_until_the_othe
                 lambda: "no such model" in cluster.condition("TidegatePool", "cores").get("message", ""), "Serve's word"
             )
             assert (cluster.names("StatefulSet"), cluster.names("Service")) == ({POOL}, {POOL})
+            assert cluster.names("NetworkPolicy") == cluster.names("PodDisruptionBudget") == {POOL}
             cluster.serve(POOL, "RUNNING")
             await until(says(cluster, "TidegatePool", "cores", "Ready", "True"), "Serve runs it")
             await until(lambda: cluster.names("StatefulSet") == set(), "the StatefulSet is gone")

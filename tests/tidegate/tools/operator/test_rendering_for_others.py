@@ -90,6 +90,34 @@ def test_a_policy_lets_in_gateways_of_any_name_and_no_port_that_is_not_open() ->
     ]  # fmt: skip
 
 
+SECRET = {"valueFrom": {"secretKeyRef": {"name": "broker", "key": "url"}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "ports"),
+    [
+        ({}, []),
+        ({"config": {"mqtt": "mqtt://broker"}}, [1883]),
+        ({"config": {"mqtt": "MQTTS://pool:1234@broker?protocol=5"}}, [8883]),
+        ({"config": {"mqtt": "mqtts://[fd00::7]:18883"}}, [18883]),
+        ({"config": {"tracing": {"endpoint": "https://collector/v1/traces"}}}, [443]),
+        ({"config": {"mqtt": "mqtt://b:4318", "tracing": {"endpoint": "http://c:4318/v1/traces"}}}, [4318]),
+        ({"env": [{"name": "TIDEGATE_POOL_MQTT", "value": "mqtt://$(USER):$(PASSWORD)@broker:1884"}]}, [1884]),
+        ({"env": [{"name": "TIDEGATE_POOL_MQTT", **SECRET}]}, [1883, 8883]),
+        ({"env": [{"name": "TIDEGATE_POOL_TRACING__ENDPOINT", "value": "$(COLLECTOR)"}]}, [4318]),
+        ({"env": [{"name": "SOME_URL", "value": "http://elsewhere:8080"}]}, []),
+    ],
+)
+def test_a_policy_lets_a_pool_out_to_its_broker_and_its_collector(spec: dict[str, Any], ports: list[int]) -> None:
+    """Of whatever address: what a policy names are pods and networks, and not hosts."""
+    own = {"ports": [{"port": 8200}]}
+    asked = body("TidegatePool", "cores", modelsVolume=VOLUME, networkPolicy={"egress": [own]}, **spec)
+    names, *calls, last = one_of(objects_of(asked), "NetworkPolicy")["spec"]["egress"]
+
+    assert {port["port"] for port in names["ports"]} == {53} and last == own
+    assert calls == ([{"ports": [{"port": port} for port in ports]}] if ports else [])
+
+
 def test_a_changed_configuration_of_a_pool_on_ray_is_another_application_in_the_same_cluster() -> None:
     before, after = service(), service(config={**BROKER, "drain_s": 2.5}, replicas=4)
 

@@ -84,7 +84,7 @@ def render_pool(
         config_map,
         part.object("v1", "ServiceAccount", automountServiceAccountToken=False),
         _service(part, config),
-        *pool_policy(part, spec.network_policy, config),
+        *pool_policy(part, spec.network_policy, config, spec.env),
         _stateful_set(part, spec, config, config_map, models),
         *disruption_budget(part, spec),
         *monitors,
