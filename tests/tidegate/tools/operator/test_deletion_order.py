@@ -15,7 +15,7 @@ UNSEEN, NOWHERE, PENDING = Progress(4, 0, 0, seen=False), Progress(0, 0, 0, seen
 
 
 def agents(*, edge: bool, name: str = "tills") -> list[dict[str, Any]]:
-    group = {"name": name, **({"nodeGroup": {"name": name, "nodes": 4}} if edge else {})}
+    group: dict[str, Any] = {"name": name, **({"nodeGroup": {"name": name, "nodes": 4}} if edge else {})}
     return objects_of(body("TidegateFleet", "shops", groups=[group]))
 
 

@@ -19,7 +19,10 @@ _PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "http": 80, "https": 443}
 _BROKERS: Final = (1883, 8883)
 _COLLECTORS: Final = (4318,)
 # Variables that have one of a pool's URLs, and the ports that it has where it cannot be read.
-_VARIABLES: Final = {"TIDEGATE_POOL_MQTT": _BROKERS, "TIDEGATE_POOL_TRACING__ENDPOINT": _COLLECTORS}
+_VARIABLES: Final[Mapping[str, tuple[int, ...]]] = {
+    "TIDEGATE_POOL_MQTT": _BROKERS,
+    "TIDEGATE_POOL_TRACING__ENDPOINT": _COLLECTORS,
+}
 _UNREADABLE: Final = "?"
 
 
