@@ -81,9 +81,9 @@ class AskerHost:
         call = asked_call(call, self._device, self._asker, bearer)
         assert call.identity is not None
         quota = self._admission.tenants.of_identity(call.identity)
-        wait_s = quota.ask(clock.now())
+        wait_s = quota.ask(now := clock.now())
         if wait_s > 0.0:
-            raise self._admission.refuse_over_rate(quota, wait_s)
+            raise self._admission.refuse_over_rate(quota.lacks_requests(now), wait_s)
         return await self._host.infer(call)
 
     async def _bearer(self) -> Identity | None:

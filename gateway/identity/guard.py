@@ -69,9 +69,9 @@ class GatewayGuard:
     async def admit(self, presented: PresentedCredentials) -> ModelHost:
         identity = await self.identify(presented)
         quota = self._admission.tenants.of_identity(identity)
-        wait_s = quota.ask(clock.now())
+        wait_s = quota.ask(now := clock.now())
         if wait_s > 0.0:
-            raise self._admission.refuse_over_rate(quota, wait_s)
+            raise self._admission.refuse_over_rate(quota.lacks_requests(now), wait_s)
         return ScopedHost(self._host, identity, presented, self._audit.refused)
 
     def follow(

@@ -33,9 +33,9 @@ def authenticate(
     tenants = admission.tenants
 
     def pays(quota: TenantQuota) -> None:
-        wait_s = quota.ask(now())
+        wait_s = quota.ask(at := now())
         if wait_s > 0.0:
-            raise admission.refuse_over_rate(quota, wait_s)
+            raise admission.refuse_over_rate(quota.lacks_requests(at), wait_s)
 
     def layer(inner: Service) -> Service:
         async def service(call: Call) -> Reply:
@@ -64,9 +64,9 @@ def authenticate(
             A caller who leaves an answer that is not streamed pays for all: how much of it was made is not known here.
             """
             reserved, made = forecast.reserved(is_streamed=call.tokens is not None), 0
-            wait_s = quota.reserve(reserved, now())
+            wait_s = quota.reserve(reserved, at := now())
             if wait_s > 0.0:
-                raise admission.refuse_over_tokens(quota, reserved, wait_s)
+                raise admission.refuse_over_tokens(quota.lacks_tokens(reserved, at), reserved, wait_s)
             tokens: MeteredTokens | None = None
             if call.tokens is not None:
                 task = asyncio.current_task()

@@ -137,7 +137,7 @@ class Admission:
         return self._refuse("hopeless", why, self._drain_s)
 
     def refuse_over_budget(self, quota: TenantQuota, wait_s: float) -> Overloaded:
-        """The refusal of a request whose tenant can pay for it in `wait_s`."""
+        """The refusal of a request whose tenant can pay for it in `wait_s`. `quota`: the one that lacks, as below."""
         return self._refuse("over-budget", f"tenant {quota.name!r} has used up its compute", wait_s)
 
     def refuse_over_rate(self, quota: TenantQuota, wait_s: float) -> Overloaded:
@@ -153,10 +153,11 @@ class Admission:
         if quota.limitless:
             return None
         if not quota.has_place():
-            why = f"tenant {quota.name!r} has {quota.in_flight} requests in flight, its limit"
+            full = quota.lacks_places()
+            why = f"tenant {full.name!r} has {full.in_flight} requests in flight, its limit"
             return self._refuse("over-budget", why, self._drain_s)
-        wait_s = min(quota.wait_s(tier, 0.0, now) for tier in self._tiers)
-        return self.refuse_over_budget(quota, wait_s) if wait_s > 0.0 else None
+        wait_s, tier = min([(quota.wait_s(tier, 0.0, now), tier) for tier in self._tiers])
+        return self.refuse_over_budget(quota.lacks_compute(tier, 0.0, now), wait_s) if wait_s > 0.0 else None
 
     def _shed(
         self, quota: TenantQuota, priority_level: int, request: AdmissionRequest, now: float

@@ -88,6 +88,13 @@ class _FilledBucket(NamedTuple):
         return cls(bucket, _SHORT * bucket.balance)
 
 
+class _Claimed(NamedTuple):
+    """The bucket of a claim, and how much of what it holds the store does not know of."""
+
+    bucket: TokenBucket
+    unpaid: float
+
+
 class LeasedQuotas:
     """Mutable: `ask` once a lease, and `ask_early` while it `runs_short`; then `lent` with the answers, or `lost`.
 
@@ -102,7 +109,7 @@ class LeasedQuotas:
         self._lease_s = lease_s
         self._known: dict[tuple[str, str], _Known] = {}  # the store's buckets, when they were last seen
         self._watched: dict[tuple[str, str], _FilledBucket] = {}
-        self._unpaid: dict[tuple[str, str], float] = {}  # of this turn's claims
+        self._claimed: dict[tuple[str, str], _Claimed] = {}  # in this turn
         self._first_asked = self._first_other = 0  # of the next turn
 
     def ask(self, now: float, gateways: int, elsewhere: Sequence[PeerReport | None] = ()) -> list[LeaseClaim]:
@@ -112,7 +119,7 @@ class LeasedQuotas:
             gateways: how many there are, this one included.
             elsewhere: of each gateway that lives and does not lease: its last report; None: it has said nothing.
         """
-        self._unpaid = {}
+        self._claimed = {}
         asked: list[tuple[str, TenantQuota]] = []
         others: list[tuple[str, TenantQuota]] = []
         for name, quota in self._shared.limited():
@@ -140,10 +147,13 @@ class LeasedQuotas:
 
     def ask_early(self, now: float, gateways: int, elsewhere: Sequence[PeerReport | None] = ()) -> list[LeaseClaim]:
         """What is asked of the store between two turns, for the buckets that run short."""
-        self._unpaid = {}
+        self._claimed = {}
         claims: list[LeaseClaim] = []
         short = [(key, one.bucket) for key, one in self._watched.items() if one.runs_short]
         for (name, kind), bucket in short[:MOST_ASKED]:
+            if self._bucket(name, kind) is not bucket:  # the limits have changed: nobody spends from it any more
+                del self._watched[name, kind]
+                continue
             asked = list(self._claim(name, kind, bucket, now, gateways, elsewhere))
             if not asked:  # less is to be held than when it was filled
                 self._watched[name, kind] = _FilledBucket.filled(bucket)
@@ -172,8 +182,9 @@ class LeasedQuotas:
         held = min(burst, max(least, asked * AHEAD * self._lease_s, _LARGER * bucket.largest_missed))
         bucket.available(now)  # refilled, where it is a share
         balance, want, back, ceiling = bucket.balance, 0.0, 0.0, -1.0
+        unpaid = 0.0
         if not bucket.leased:
-            self._unpaid[name, kind] = max(0.0, balance)
+            unpaid = max(0.0, balance)
             want = held - min(0.0, balance)
             saved = balance * (bucket.whole_rate / bucket.rate) if bucket.rate > 0.0 else 0.0  # of all gateways
             ceiling = max(0.0, saved) / 2.0
@@ -183,6 +194,7 @@ class LeasedQuotas:
             back = balance - held
         else:
             return
+        self._claimed[name, kind] = _Claimed(bucket, unpaid)
         want *= 1.0 + _ROUNDED  # what is held must be enough for what it was asked for
         rate = max(0.0, bucket.whole_rate - _spent_elsewhere(name, kind, bucket.whole_rate, gateways, elsewhere))
         known = self._known.get((name, kind))
@@ -196,13 +208,15 @@ class LeasedQuotas:
         """Take the store's answers to these claims, in their order."""
         for claim, loan in zip(claims, loans, strict=True):
             key = claim.quota, claim.kind
-            quota = self._tenants.quotas.get(claim.quota)
-            bucket = None if quota is None else dict(limited_buckets(quota)).get(claim.kind)
-            if bucket is None:
-                continue  # the limits of a credential have changed meanwhile
+            bucket, unpaid = self._claimed.pop(key)
+            if self._bucket(*key) is not bucket:
+                # The limits of a credential have changed meanwhile. A new bucket holds a whole burst of which the store
+                # does not know: it pays for that with a claim of its own, and what was lent to the old one is lost.
+                self._watched.pop(key, None)
+                continue
             if not bucket.leased:
                 bucket.lease(now)
-            bucket.deposit(loan.granted - claim.back - self._unpaid.pop(key, 0.0))
+            bucket.deposit(loan.granted - claim.back - unpaid)
             self._known[key] = _Known(loan.left, now)
             if loan.granted >= claim.want * (1.0 - _ROUNDED):
                 self._watched[key] = _FilledBucket.filled(bucket)
@@ -210,6 +224,11 @@ class LeasedQuotas:
                 self._watched.pop(key, None)
         if len(self._known) > 4 * MOST_ASKED:
             self._forget_those_that_are_gone()
+
+    def _bucket(self, name: str, kind: str) -> TokenBucket | None:
+        """The bucket of a limit as it is now; None: there is no such limit any more."""
+        quota = self._tenants.quotas.get(name)
+        return None if quota is None else dict(limited_buckets(quota)).get(kind)
 
     def _forget_those_that_are_gone(self) -> None:
         self._known = {key: one for key, one in self._known.items() if key[0] in self._tenants.quotas}

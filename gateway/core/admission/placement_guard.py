@@ -90,8 +90,9 @@ class AdmissionGuard:
         other = self._placement.decide(decision.ask, now, beyond)
         if other.chosen is not None and _can_pay(quota, other.chosen, now):
             return other
-        wait_s = quota.refuse(tier, charged_cost_s(chosen), now)
-        return _refused(decision, self.admission.refuse_over_budget(quota, wait_s))
+        cost_s = charged_cost_s(chosen)
+        lacks = quota.lacks_compute(tier, cost_s, now)
+        return _refused(decision, self.admission.refuse_over_budget(lacks, quota.refuse(tier, cost_s, now)))
 
     def _judge(self, decision: Decision, chosen: Candidate, strain: float, now: float) -> ServeError | None:
         ask = decision.ask

@@ -19,7 +19,8 @@ answer is many seconds'.
 A tenant is a name in the configuration; any other name shares the quota of `default`, so names that callers invent cost
 no memory. An authenticated tenant (`known`) has a quota of its own, as large as that of `default` where nothing else is
 configured: a storm of another tenant must not empty it. A credential with limits has a quota within its tenant's:
-whatever it spends is spent from both.
+whatever it spends is spent from both. Where one of those that pay together lacks, a refusal names that one (`lacks_…`),
+and is counted as missed there alone: the other could have paid, and needs no larger share.
 
 Several gateways side by side have a share of each quota, by what is asked of each of them: `SharedQuotas` sets it
 (`shared_quotas.py`) from what the buckets have counted. With a store, the buckets hold what it lends
@@ -40,7 +41,7 @@ from math import inf
 from typing import Final
 
 from gateway.core.fleet.pricing import Tier
-from tidegate.caller import NO_LIMITS, Identity, UsageLimits
+from tidegate.caller import NO_LIMITS, Identity, UsageLimits, tenant_of
 
 DEFAULT: Final = "default"
 TOKEN_BURST_S: Final = 60.0
@@ -117,6 +118,11 @@ class TokenBucket:
         self.missed += cost
         self.largest_missed = max(self.largest_missed, cost)
 
+    def miss_if_short(self, cost: float, now: float) -> None:
+        """Count a cost that was refused, unless it was refused for the sake of another bucket."""
+        if not self.affords(cost, now):
+            self.miss(cost)
+
     def lease(self, now: float) -> None:
         """From now on it holds what is deposited."""
         self._refill(now)
@@ -190,6 +196,10 @@ class TenantQuota:
                     return False
         return True
 
+    def lacks_places(self) -> TenantQuota:
+        """The one of those that pay whose places are taken; itself where none is full."""
+        return next((one for one in self._all if one.places is not None and one.in_flight >= one.places), self)
+
     def enter(self) -> None:
         for one in self._all:
             one.in_flight += 1
@@ -206,10 +216,14 @@ class TenantQuota:
     def wait_s(self, tier: Tier, cost_s: float, now: float) -> float:
         return max(one.buckets[tier].wait_s(cost_s, now) for one in self._all)
 
+    def lacks_compute(self, tier: Tier, cost_s: float, now: float) -> TenantQuota:
+        """The one of those that pay that has to wait longest."""
+        return max(self._all, key=lambda one: one.buckets[tier].wait_s(cost_s, now))
+
     def refuse(self, tier: Tier, cost_s: float, now: float) -> float:
         """An attempt that cannot be paid: how long it would have to wait."""
         for one in self._all:
-            one.buckets[tier].miss(cost_s)
+            one.buckets[tier].miss_if_short(cost_s, now)
         return self.wait_s(tier, cost_s, now)
 
     def spend(self, tier: Tier, cost_s: float, now: float) -> None:
@@ -222,13 +236,17 @@ class TenantQuota:
         """Pay for one request; how long it has to wait instead where it cannot be paid, or where bytes are owed."""
         if self.limitless:
             return 0.0
-        wait_s = max(max(one.requests.wait_s(1.0, now), one.bytes.wait_s(0.0, now)) for one in self._all)
+        wait_s = max([_asks_in_s(one, now) for one in self._all])
         for one in self._all:
             if wait_s <= 0.0:
                 one.requests.spend(1.0, now)
             else:
-                one.requests.miss(1.0)
+                one.requests.miss_if_short(1.0, now)
         return wait_s
+
+    def lacks_requests(self, now: float) -> TenantQuota:
+        """The one of those that pay that has to wait longest for its next request."""
+        return max(self._all, key=lambda one: _asks_in_s(one, now))
 
     def carry(self, size_bytes: int, now: float) -> None:
         """Pay for bytes that came or went; more than there are is owed, and asked for first."""
@@ -246,8 +264,12 @@ class TenantQuota:
             self.settle(-tokens, now)
         else:
             for one in self._all:
-                one.tokens.miss(tokens)
+                one.tokens.miss_if_short(tokens, now)
         return wait_s
+
+    def lacks_tokens(self, tokens: int, now: float) -> TenantQuota:
+        """The one of those that pay that has to wait longest."""
+        return max(self._all, key=lambda one: one.tokens.wait_s(tokens, now))
 
     def settle(self, tokens: int, now: float) -> None:
         """Give back tokens that were reserved and not made."""
@@ -262,14 +284,14 @@ class JointQuota(TenantQuota):
     """What a credential that acts for another tenant uses, which both pay. Made for one request."""
 
     def __init__(self, own: TenantQuota, other: TenantQuota) -> None:
-        self.spec = other.spec
+        self.name, self.spec, self.in_flight = other.name, other.spec, other.in_flight
         self.unlimited = own.limitless and other.limitless
         self.within = None
         paying = [one for pays in (own, other) for one in (pays, pays.within) if one is not None]
         self._all = tuple(dict.fromkeys(paying))
-        # A refusal names the one whose places are taken.
-        full = next((one for one in self._all if one.places is not None and one.in_flight >= one.places), other)
-        self.name, self.in_flight = full.name, full.in_flight
+
+    def __repr__(self) -> str:
+        return f"<JointQuota of {', '.join(one.name for one in self._all)}>"
 
 
 class TenantQuotas:
@@ -289,8 +311,12 @@ class TenantQuotas:
         Args:
             also_pays: the name of that credential's quota; "" for none.
         """
-        quota, own = self.of(name), self.quotas.get(also_pays) if also_pays else None
-        return quota if own is None or own is quota else JointQuota(own, quota)
+        quota = self.of(name)
+        if not also_pays:
+            return quota
+        # Where there was no room for a quota of the credential's own, its tenant's pays, as in `of_identity`.
+        own = self.quotas.get(also_pays) or self.of(tenant_of(also_pays))
+        return quota if own is quota else JointQuota(own, quota)
 
     def weight_of(self, name: str) -> float:
         return self.of(name).spec.weight
@@ -321,6 +347,10 @@ class TenantQuotas:
 
     def __repr__(self) -> str:
         return f"<TenantQuotas {', '.join(self.quotas)}>"
+
+
+def _asks_in_s(quota: TenantQuota, now: float) -> float:
+    return max(quota.requests.wait_s(1.0, now), quota.bytes.wait_s(0.0, now))
 
 
 def _spec_of(limits: UsageLimits, weight: float) -> TenantSpec:

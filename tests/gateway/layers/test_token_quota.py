@@ -212,7 +212,7 @@ async def test_a_credential_that_acts_for_another_tenant_pays_by_its_own_limits_
     for _ in range(5):
         with suppress(Overloaded):
             await service(call)
-    with pytest.raises(Overloaded, match="has used up its tokens"):
+    with pytest.raises(Overloaded, match="'proxy#key:p' has used up its tokens"):
         await service(call)
     assert other.tokens.available(NOW) > 1000.0
 

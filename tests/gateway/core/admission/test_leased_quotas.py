@@ -216,6 +216,43 @@ def test_what_is_to_be_held_no_more_is_not_asked_for_early() -> None:
     assert not leased.runs_short
 
 
+def lend_all(leased: LeasedQuotas, claims: list[LeaseClaim], now: float) -> None:
+    leased.lent(claims, [QuotaLoan(one.want, 1.0) for one in claims], now)
+
+
+@pytest.mark.parametrize("changes", ["before it asks", "while it asks"])
+def test_limits_that_change_while_a_bucket_runs_short_give_no_burst_beside_the_stores(changes: str) -> None:
+    tenants = TenantQuotas({"acme": TenantSpec(requests_per_s=100.0)})
+    leased, quota = LeasedQuotas(tenants, SharedQuotas(tenants), LEASE_S), tenants.of("acme")
+    lend_all(leased, leased.ask(0.0, 2), 0.0)
+    quota.requests.spend(0.5 * quota.requests.balance, 0.01)
+    assert leased.runs_short
+    claims = leased.ask_early(0.01, 2) if changes == "while it asks" else []
+    quota.change(TenantSpec(requests_per_s=200.0))
+    claims = claims or leased.ask_early(0.01, 2)
+    assert bool(claims) is (changes == "while it asks")
+    lend_all(leased, claims, 0.02)
+    assert not leased.runs_short
+
+    (claim,) = leased.ask(0.2, 2)
+    assert claim.ceiling == pytest.approx(100.0), "the store is to have no more than half of the burst that is here"
+    lend_all(leased, [claim], 0.21)
+    assert quota.requests.leased
+    assert quota.requests.balance == pytest.approx(claim.want), "the burst that it had is paid for"
+
+
+@pytest.mark.parametrize("changes", ["before it asks", "while it asks"])
+def test_a_limit_that_is_gone_is_not_asked_for_early_for_ever(changes: str) -> None:
+    tenants = TenantQuotas({"acme": TenantSpec(requests_per_s=100.0)})
+    leased, quota = LeasedQuotas(tenants, SharedQuotas(tenants), LEASE_S), tenants.of("acme")
+    lend_all(leased, leased.ask(0.0, 2), 0.0)
+    quota.requests.spend(0.5 * quota.requests.balance, 0.01)
+    claims = leased.ask_early(0.01, 2) if changes == "while it asks" else []
+    quota.change(TenantSpec())
+    lend_all(leased, claims or leased.ask_early(0.01, 2), 0.02)
+    assert not leased.runs_short
+
+
 def test_the_quota_is_kept_while_the_skew_jumps_every_second() -> None:
     gateways = LeasingGateways(4, TenantSpec(requests_per_s=100.0))
     served = []

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.admission.admission import AdmissionRequest
 from gateway.core.admission.concurrency import AdaptiveLimit
 from gateway.core.admission.placement_guard import AdmissionGuard, queue_pressure
-from gateway.core.admission.tenants import DEFAULT, TenantQuota, TenantQuotas, TenantSpec, TokenBucket
+from gateway.core.admission.tenants import DEFAULT, JointQuota, TenantQuota, TenantQuotas, TenantSpec, TokenBucket
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.placer import Placer
 from gateway.core.placement.utility import UtilityPlacer, queue_position
@@ -216,8 +217,44 @@ def test_a_credential_with_limits_that_acts_for_another_tenant_pays_compute_of_i
     assert left_s == pytest.approx([0.46, 0.96])
     own.spend("edge", 0.6, NOW + 0.05)
     refusal = gate.decide(asked, NOW + 0.05).refusal
-    assert refusal is not None and "has used up its compute" in str(refusal)
+    assert refusal is not None and "tenant 'proxy#key:p' has used up its compute" in str(refusal)
+    missed = [(one.buckets["edge"].missed > 0.0, one.buckets["edge"].largest_missed > 0.0) for one in (own, acme)]
+    assert missed == [(True, True), (False, False)], "what the tenant could have paid needs no larger share"
     assert gate.decide(asked._replace(also_pays=""), NOW + 0.05).chosen is not None, "others of the tenant go on"
+
+
+@pytest.mark.parametrize("short", ["proxy#key:p", "proxy", "acme"])
+def test_the_door_names_the_one_of_those_that_pay_together_whose_compute_or_places_are_used_up(short: str) -> None:
+    little = TenantSpec(edge_s_per_s=0.5, pool_s_per_s=0.5, burst_s=1.0, max_in_flight=2)
+    door = admission_of(acme=little, proxy=little)
+    tenants, limits = door.tenants, UsageLimits(edge_s_per_s=0.5, pool_s_per_s=0.5, max_in_flight=2)
+    tenants.of_identity(Identity("key:p", Grant("proxy", limits=limits)))
+    asked = AdmissionRequest("acme", 0, lambda: 1, also_pays="proxy#key:p")
+    lacks = TenantQuota("", little)  # spends nothing of the quota around it
+    lacks.buckets, lacks.in_flight = tenants.quotas[short].buckets, 2
+    for tier in ("edge", "pool"):
+        lacks.spend(tier, 1.5, NOW)
+
+    refusal = door.enter(asked, NOW)
+    assert refusal is not None and f"tenant {short!r} has used up its compute" in refusal.message
+    tenants.quotas[short].in_flight = 2
+    refusal = door.enter(asked, NOW)
+    assert refusal is not None and f"tenant {short!r} has 2 requests in flight, its limit" in refusal.message
+    assert repr(tenants.paying("acme", "proxy#key:p")) == "<JointQuota of proxy#key:p, proxy, acme>"
+
+
+def test_requests_and_tokens_are_missed_where_they_were_short_and_nowhere_else() -> None:
+    own = TenantQuota("proxy", TenantSpec(requests_per_s=1.0, tokens_per_s=1.0))
+    other = TenantQuota("acme", TenantSpec(requests_per_s=9.0, tokens_per_s=9.0, bytes_per_s=10.0))
+    both = JointQuota(own, other)
+    assert (both.ask(NOW), both.reserve(60, NOW)) == (0.0, 0.0)
+    assert both.ask(NOW) > 0.0 and both.reserve(30, NOW) > 0.0
+    assert (both.lacks_requests(NOW), both.lacks_tokens(30, NOW)) == (own, own)
+    assert [(one.requests.missed, one.tokens.missed) for one in (own, other)] == [(1.0, 30.0), (0.0, 0.0)]
+
+    other.carry(100, NOW)
+    assert both.ask(NOW + 1.0) > 0.0 and both.lacks_requests(NOW + 1.0) is other, "bytes are owed there"
+    assert (own.requests.missed, other.requests.missed) == (1.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -405,3 +442,9 @@ def test_purses_are_bounded_and_whoever_is_new_then_shares(monkeypatch: pytest.M
     known = tenants.known("a")
     assert tenants.known("b") is tenants.of("default")
     assert tenants.of_identity(Identity("key:1", Grant("a", limits=UsageLimits(max_in_flight=1)))) is known
+    assert tenants.paying("a", "a#key:1") is known
+    for acts_for, name, payer in (("default", "a", known), ("a", "unheard", tenants.of("default"))):
+        joint = tenants.paying(acts_for, f"{name}#key:1")
+        joint.enter()
+        assert payer.in_flight == 1, "its tenant pays in its place"
+        joint.leave()
