@@ -207,7 +207,8 @@ class OnnxGenerativeEngine:
         )
         if request.schema and request.ignore_stop:
             raise EngineError("a text that follows a JSON schema ends with it: leave `ignore_eos` or `json_schema` out")
-        if request.schema and request.sampling.min_p:  # the runtime chooses then, and has no such option
+        # The runtime chooses then, and has no such option; the likeliest token is never left out by it.
+        if request.schema and request.sampling.min_p and not is_greedy(request.sampling):
             raise EngineError("a text that follows a JSON schema is chosen without `min_p` here: leave one of them out")
 
     def _is_next(self, id: int) -> bool:

@@ -223,6 +223,12 @@ def test_a_text_follows_its_schema(tiny: GenerativeEngine, tiny_genai: Path) -> 
             assert tokenizer.decode(list(text.ids)).startswith("{")
 
 
+@pytest.mark.parametrize("sampling", [Sampling(0.0, min_p=0.1), Sampling(1.0, top_k=1, min_p=0.1)])
+def test_a_greedy_text_follows_its_schema_with_min_p_as_without(tiny: GenerativeEngine, sampling: Sampling) -> None:
+    plain = run_one(tiny, asking(20, schema=SCHEMA))
+    assert run_one(tiny, asking(20, schema=SCHEMA, sampling=sampling)).ids == plain.ids
+
+
 @pytest.mark.parametrize(
     ("request_", "words"),
     [
