@@ -15,7 +15,8 @@ is the evidence that an intact device reaches once a month in expectation at mos
                                           └ not demoted, while at most half of its group may be (one at least)
 
 A change alone accuses nobody, since inputs change as well: the scores since then also have to be nearer to the limit
-than to what was recorded. A device that was demoted for it is back once its mean is below the limit itself.
+than to what was recorded. A device that was demoted for it is back once they are shown not to be, or once distances are
+shown to be usual again, and its past is kept: a fault below the limit neither comes back as it went nor becomes usual.
 
 The group are the targets that were seen to answer with the same variant of the same version. Where more than half of
 them drift it is not a device's fault: the reference, the variant itself, or the inputs have changed. Then no further
@@ -33,10 +34,10 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final, Literal, NamedTuple
 
-from gateway.core.agreement.change_test import ChangeTest
+from gateway.core.agreement.change_test import ChangeGambler, ChangeTest
 from gateway.core.agreement.drift_test import DriftTest, bounded
 from gateway.core.agreement.expectation import FLOOR, TOKEN_FLOOR, AgreementTerms, slice_words
-from gateway.core.agreement.return_test import CLEAR, ReturnTest
+from gateway.core.agreement.return_test import ReturnTest
 
 MONTH_S: Final = 30 * 86_400.0
 MOST_FOLLOWED: Final = 4096
@@ -97,6 +98,7 @@ class FollowedSource:
     evidence: str = ""
     slice: int | None = None  # the only slice that drifts, which has to agree again; None: all do
     returning: ReturnTest | None = None
+    usual_again: ReturnTest | None = None  # of distances; None: it does not drift, or not for a change
     relapses: int = 0
     returned_at: float = 0.0
 
@@ -110,9 +112,12 @@ class FollowedSource:
         return fmean(score for _, score in self.recent) if self.recent else None
 
     def renew(self, limit: float) -> None:
-        """Begin the tests anew."""
-        self.limit, self.whole, self.slices = limit, DriftTest(limit), {}
-        self.change = _change_test(self.terms, limit)
+        """Begin the tests anew; what was usual is kept where the device was held against it."""
+        if self.usual_again is not None and limit == self.limit:
+            self.change.resume()
+        else:
+            self.change = _change_test(self.terms, limit)
+        self.limit, self.whole, self.slices, self.usual_again = limit, DriftTest(limit), {}, None
 
 
 class AgreementWatch:
@@ -160,15 +165,18 @@ class AgreementWatch:
         if in_slice is None:
             in_slice = state.slices[answer.slice] = DriftTest(state.limit)
         whole, sliced = state.whole.record(score), in_slice.record(score)
-        changed = state.change.record(answer.slice, score if answer.apart is None else answer.apart, score)
+        state.change.record(answer.slice, _apart(answer), score)
+        accused_above = (answer.terms.recorded + state.limit) / 2.0
         if max(whole, sliced) >= self.alarm_at:
             only = whole < self.alarm_at
             state.returning = _return_test(state, answer, sliced_only=only)
             state.evidence = _evidence(state, answer, sliced_only=only)
             state.slice = answer.slice if only else None
-        elif changed >= self.alarm_at and state.change.mean_since > (answer.terms.recorded + state.limit) / 2.0:
-            state.returning = _return_test(state, answer, clear=1.0)
-            state.evidence = _evidence_of_change(state, answer)
+        elif (change := state.change.shown(self.alarm_at, accused_above)) is not None:
+            usual = state.change.usual_share
+            state.returning = _return_test(state, answer, level=accused_above)
+            state.usual_again = ReturnTest(usual, [usual], all_or_nothing=True, level=usual, relapses=state.relapses)
+            state.evidence = _evidence_of_change(state, answer, change)
             state.slice = None
         else:
             return None
@@ -195,7 +203,11 @@ class AgreementWatch:
     ) -> AgreementTurn | None:
         if state.slice in (None, answer.slice):
             test.record(score)
-        source = answer.source
+        usual, source = state.usual_again, answer.source
+        share = None if usual is None else state.change.share(answer.slice, _apart(answer))
+        if usual is not None and share is not None:
+            usual.record(share)
+            test = usual if usual.returns else test
         if not test.returns:
             if not state.demoted and score > state.limit and self._may_be_demoted(source):
                 state.demoted = True
@@ -254,11 +266,17 @@ def _change_test(terms: AgreementTerms, limit: float) -> ChangeTest:
 
 
 def _return_test(
-    state: FollowedSource, answer: ShadowedAnswer, *, sliced_only: bool = False, clear: float = CLEAR
+    state: FollowedSource, answer: ShadowedAnswer, *, sliced_only: bool = False, level: float | None = None
 ) -> ReturnTest:
     was = _recent(state, answer, sliced_only=sliced_only)
     exact = answer.terms.metric == "top1"
-    return ReturnTest(state.limit, was, all_or_nothing=exact, clear=clear, relapses=state.relapses)
+    # Below the limit a classifier errs so seldom that there are long runs without an error.
+    relapses = state.relapses + (exact and level is not None)
+    return ReturnTest(state.limit, was, all_or_nothing=exact, level=level, relapses=relapses)
+
+
+def _apart(answer: ShadowedAnswer) -> float:
+    return answer.score if answer.apart is None else answer.apart
 
 
 def _recent(state: FollowedSource, answer: ShadowedAnswer, *, sliced_only: bool) -> list[float]:
@@ -276,11 +294,11 @@ def _evidence(state: FollowedSource, answer: ShadowedAnswer, *, sliced_only: boo
     )
 
 
-def _evidence_of_change(state: FollowedSource, answer: ShadowedAnswer) -> str:
-    source, change = answer.source, state.change
+def _evidence_of_change(state: FollowedSource, answer: ShadowedAnswer, change: ChangeGambler) -> str:
+    source = answer.source
     return (
-        f"{source.model} {source.version} {source.variant}: the last {change.since} shadowed answers lie "
+        f"{source.model} {source.version} {source.variant}: the last {change.count} shadowed answers lie "
         f"{change.times:.2g} times as far from {answer.reference} as is usual of this device, and differ by "
-        f"{change.mean_since:.3g} on average, where at most {state.limit:.3g} is usual "
+        f"{change.mean:.3g} on average, where at most {state.limit:.3g} is usual "
         f"({answer.terms.metric} of {answer.terms.output})"
     )

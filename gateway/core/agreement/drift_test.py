@@ -29,7 +29,7 @@ from __future__ import annotations
 from typing import Final
 
 FRACTIONS: Final = (0.05, 0.15, 0.4, 0.8)
-_CEILING: Final = 1e200  # far beyond every threshold, and far from infinity
+CEILING: Final = 1e200  # far beyond every threshold, and far from infinity
 
 
 class DriftTest:
@@ -53,7 +53,7 @@ class DriftTest:
         """Take in by how much a score is above its limit, in limits; the evidence after it. −1: it is nothing."""
         capital = self._capital
         for at, fraction in enumerate(FRACTIONS):
-            capital[at] = min(_CEILING, (capital[at] + 1.0) * (1.0 + fraction * times))
+            capital[at] = min(CEILING, (capital[at] + 1.0) * (1.0 + fraction * times))
         return self.evidence
 
     @property

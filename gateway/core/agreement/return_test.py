@@ -1,7 +1,7 @@
 """A sequential test of a mean, by betting: when a device that was demoted agrees again.
 
 It is `drift_test.py` the other way: a gambler bets that the mean is now below a level `q` that lies half-way to what
-the device was demoted for, and at least `clear` limits,
+the device was demoted for, and at least CLEAR limits,
 
     M ← max(M, 1) · (1 + λ · (q − x))        E ≤ 1 for each factor while E[x] ≥ q
 
@@ -9,6 +9,9 @@ Scores of vectors are small and seldom reach far, so they are cut off at `cut` a
 larger stake safe and a repair seen in some dozens of answers; one beyond the cut sets the test back to its beginning,
 and from there it takes a run so long that a fault that shows in as many inputs as before would have broken it (with a
 chance of 10⁻⁴). Scores that are all or nothing cannot be cut.
+
+A device that was demoted for less than twice CLEAR limits, because it changed, has a level of its own: the one from
+which on a change accuses, or a fault between both would come back as it went.
 
 Source: Waudby-Smith, Ramdas, "Estimating means of bounded random variables by betting", JRSS B 2024.
 """
@@ -37,7 +40,7 @@ class ReturnTest:
         limit: as for `DriftTest`.
         was: the latest scores for which it was demoted, at least one.
         all_or_nothing: whether scores are 0 or 1 by their nature.
-        clear: how many limits the mean has to be below at least.
+        level: that the mean has to be below, unless half of what it was is CLEAR limits or more; None: CLEAR limits.
         relapses: how often it has come back before, and was demoted again: each asks for ten times the evidence, and
             for a longer run.
     """
@@ -50,10 +53,11 @@ class ReturnTest:
         was: Sequence[float],
         *,
         all_or_nothing: bool = False,
-        clear: float = CLEAR,
+        level: float | None = None,
         relapses: int = 0,
     ) -> None:
-        level = min(0.9, max(clear * limit, 0.5 * fmean(was)))
+        clear, half = CLEAR * limit, 0.5 * fmean(was)
+        level = min(0.9, half if half >= clear else clear if level is None else level)
         self._cut = 1.0 if all_or_nothing else min(1.0, max(_CUT * limit, 2.0 * level))
         gross = sum(one > self._cut for one in was) / len(was)
         run = min(_LONGEST_RUN, max(_SHORTEST_RUN, _RUN / gross)) if gross else _SHORTEST_RUN

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
+
 import pytest
 
 from gateway.core.agreement.agreement_watch import AgreementTurn, AgreementWatch, AnswerSource, ShadowedAnswer
@@ -190,7 +193,7 @@ def test_a_change_whose_answers_are_as_good_as_was_recorded_accuses_nobody() -> 
     assert spread(source(), CLASSES, watch, [(0.0, 0.2)] * 39 + [(1.0, 0.4)], 2000) == []
 
 
-def test_a_device_that_changed_is_back_once_its_mean_is_below_the_limit_and_is_learned_anew() -> None:
+def test_a_device_that_changed_is_back_once_it_agrees_as_before() -> None:
     watch = AgreementWatch()
     spread(source(), RECORDED, watch, [(0.008, 0.008)], 4000)
     spread(source(), RECORDED, watch, [(0.021, 0.021)], 100)
@@ -198,4 +201,91 @@ def test_a_device_that_changed_is_back_once_its_mean_is_below_the_limit_and_is_l
     assert spread(source(), RECORDED, watch, [(0.021, 0.021)], 1000) == []  # which twice the limit would let back
     (turn,) = spread(source(), RECORDED, watch, [(0.008, 0.008)], 80)
     assert turn.turn == "returned"
-    assert spread(source(), RECORDED, watch, [(0.014, 0.014)], 2000) == []  # other inputs: once, and not for good
+    assert spread(source(), RECORDED, watch, [(0.014, 0.014)], 2000) == []  # other inputs, as good as was recorded
+
+
+Answers = Callable[[Random], tuple[float, float]]  # score and distance
+
+
+def vectors(mean: float) -> Answers:
+    def answers(draw: Random) -> tuple[float, float]:
+        score = mean * draw.uniform(0.5, 1.5)
+        return score, score
+
+    return answers
+
+
+def classes(wrong: float, apart: float) -> Answers:
+    """A classifier's: few of the largest classes differ, and then by much; of the others `apart` varies by itself."""
+
+    def answers(draw: Random) -> tuple[float, float]:
+        return (1.0, 0.4) if draw.random() < wrong else (0.0, apart * draw.expovariate(1.0))
+
+    return answers
+
+
+def lived(watch: AgreementWatch, terms: AgreementTerms, answers: Answers, count: int, draw: Random) -> list[str]:
+    turns = (watch.record(answer_of(terms, *answers(draw)), 10.0 * number) for number in range(count))
+    return [turn.turn for turn in turns if turn is not None]
+
+
+def answer_of(terms: AgreementTerms, score: float, apart: float) -> ShadowedAnswer:
+    return ShadowedAnswer(source(), "pool/main's fp32", score, terms, 2, "tokens", apart=apart)
+
+
+@pytest.mark.parametrize("stretch", [1400, 2000])
+@pytest.mark.parametrize(
+    ("terms", "usual", "others", "fault"),
+    [
+        (RECORDED, vectors(0.008), vectors(0.0135), vectors(0.021)),
+        (CLASSES, classes(0.02, 0.01), classes(0.02, 0.02), classes(0.07, 0.07)),
+    ],
+)
+def test_inputs_that_change_kind_for_a_day_and_come_back_accuse_nobody_and_hide_no_fault(
+    terms: AgreementTerms, usual: Answers, others: Answers, fault: Answers, stretch: int
+) -> None:
+    for seed in range(3):
+        watch, draw = AgreementWatch(), Random(f"{seed} {stretch}")
+        for answers, count in ((usual, 12_000), (others, stretch), (usual, 4000), (others, stretch), (usual, 1000)):
+            assert lived(watch, terms, answers, count, draw) == []
+        assert lived(watch, terms, fault, 200, draw) == ["demoted"]
+
+
+def test_one_outlier_after_inputs_that_were_others_for_a_day_accuses_nobody() -> None:
+    watch = AgreementWatch()
+    calm = [(0.0, 0.0), (0.0, 0.02)]
+    assert spread(source(), CLASSES, watch, calm, 20_000) == []
+    assert spread(source(), CLASSES, watch, [(0.0, 0.0), (0.0, 0.045)], 1500) == []  # as good as was recorded
+    assert spread(source(), CLASSES, watch, calm, 400) == []
+    assert watch.sources[source()].change.evidence > watch.alarm_at  # a small stake is lost slowly
+    assert spread(source(), CLASSES, watch, [(1.0, 0.4)], 1) == []
+    assert spread(source(), CLASSES, watch, calm, 2000) == []
+
+
+@pytest.mark.parametrize(
+    ("terms", "usual", "fault", "found_within", "back_within"),
+    [
+        (RECORDED, vectors(0.008), vectors(0.0175), 200, 100),
+        (CLASSES, classes(0.022, 0.01), classes(0.044, 0.06), 2000, 1500),
+    ],
+)
+def test_a_fault_below_the_limit_neither_comes_back_as_it_went_nor_becomes_usual(
+    terms: AgreementTerms, usual: Answers, fault: Answers, found_within: int, back_within: int
+) -> None:
+    for seed in range(3):
+        watch, draw = AgreementWatch(), Random(seed)
+        assert lived(watch, terms, usual, 8000, draw) == []
+        assert lived(watch, terms, fault, found_within, draw) == ["demoted"]
+        assert lived(watch, terms, fault, 20_000, draw) == []
+        assert lived(watch, terms, usual, back_within, draw) == ["returned"]
+        assert lived(watch, terms, usual, 3000, draw) == []
+        assert lived(watch, terms, fault, found_within, draw) == ["demoted"]
+
+
+def test_another_limit_in_the_manifest_forgets_what_was_usual() -> None:
+    watch, wide = AgreementWatch(), RECORDED._replace(limit=0.04)
+    spread(source(), RECORDED, watch, [(0.008, 0.008)], 4000)
+    spread(source(), RECORDED, watch, [(0.0175, 0.0175)], 200)
+    assert watch.drifting
+    assert [turn.turn for turn in spread(source(), wide, watch, [(0.0175, 0.0175)], 200)] == ["returned"]
+    assert spread(source(), wide, watch, [(0.0175, 0.0175)], 2000) == []

@@ -89,12 +89,50 @@ def test_two_variants_that_are_the_same_are_held_against_what_is_never_a_disagre
     assert found_after(test, 3.0 * FLOOR) is not None
 
 
-def test_the_mean_since_the_change_leaves_out_what_was_before() -> None:
+def test_what_shows_a_change_is_of_the_answers_since_it_began() -> None:
     test = learned()
     for _ in range(60):
         test.record(SHORT, 0.02, 0.03)
-    assert test.mean_since == pytest.approx(0.03, rel=0.05) and 55 <= test.since <= 65
-    assert test.times == pytest.approx(0.02 / 0.012, rel=0.1)
+    shown = test.shown(ALARM_AT, 0.0)
+    assert shown is not None and 55 <= shown.count <= 65
+    assert shown.mean == pytest.approx(0.03, rel=0.05) and shown.times == pytest.approx(0.02 / 0.012, rel=0.1)
+    assert test.shown(ALARM_AT, 0.035) is None
+    assert test.shown(10.0 * test.evidence, 0.0) is None
+
+
+def test_one_outlier_is_not_the_mean_since_a_change_that_is_over() -> None:
+    test = learned(count=100 * BLOCK)
+    for number in range(1500):
+        test.record(SHORT, (0.0, 0.035)[number % 2], 0.0)
+    for number in range(400):
+        test.record(SHORT, (0.0, 0.016)[number % 2], 0.0)
+    assert test.evidence > ALARM_AT  # a small stake is lost slowly
+    test.record(SHORT, 1.0, 1.0)
+    assert test.shown(ALARM_AT, 0.01) is None
+
+
+def test_after_a_change_what_was_learned_is_kept_and_what_was_not_is_forgotten() -> None:
+    test = learned()
+    before = repr(test).partition("against")[2]
+    for _ in range(BLOCK):
+        test.record(SHORT, 0.02, 0.02)
+    test.resume()
+    assert test.evidence == 0.0
+    for _ in range(4 * BLOCK):
+        test.record(SHORT, 0.008, 0.008)
+    usual, kept = (float(one.strip(" {}>").partition(": ")[2]) for one in (before, repr(test).partition("against")[2]))
+    assert kept == pytest.approx(usual, rel=0.02)
+    assert found_after(test, 0.02) is not None
+
+
+def test_distances_have_one_scale_for_all_slices() -> None:
+    test, draw = ChangeTest(LIMIT, FLOOR), Random(5)
+    assert test.share(SHORT, 0.01) is None
+    for number in range(40 * BLOCK):
+        test.record((SHORT, LONG)[number % 2], (0.004, 0.012)[number % 2] * draw.uniform(0.5, 1.5), 0.0)
+    for size, usual in ((SHORT, 0.006), (LONG, 0.018)):
+        assert test.share(size, usual) == pytest.approx(test.usual_share, rel=0.05)
+        assert test.share(size, nan) is not None and 0.0 < (test.share(size, nan) or 0.0) <= 1.0
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(), st.floats(0.0, 1.0)), max_size=300))

@@ -49,6 +49,13 @@ def test_a_classifier_that_still_errs_does_not_come_back_and_a_repaired_one_does
     assert found < 100
 
 
+def test_a_device_that_changed_a_little_has_a_level_of_its_own_and_one_that_was_far_off_has_not() -> None:
+    assert back_after(ReturnTest(LIMIT, [0.018], level=0.0145), 0.016) is None
+    assert back_after(ReturnTest(LIMIT, [0.018]), 0.016) is not None
+    assert back_after(ReturnTest(LIMIT, [0.018], level=0.0145), 0.008) is not None
+    assert back_after(ReturnTest(LIMIT, [0.5], level=0.0145), 0.016) is not None
+
+
 def test_each_relapse_asks_for_more_evidence() -> None:
     first, third = (back_after(ReturnTest(LIMIT, [0.5], relapses=times), 0.008) for times in (0, 2))
     assert first is not None and third is not None and third > first
