@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,10 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 # Edge agents of tests have no battery: what they do must not depend on whether the machine that tests is plugged in.
 os.environ.setdefault("TIDEGATE_EDGE_SENSORS", "/nonexistent")
 
+# What a shell without job control runs in the background ignores Ctrl-C, and so would every process of these tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # No test asks a server of the internet. aiohttp reads the system's authorities, a hundred and more, twice as it is
 # imported, a tenth of the CPU time in which a part starts; this file holds one, whose key nobody has.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "unknown_authority.pem")
@@ -38,6 +43,11 @@ settings.load_profile("tidegate")
 
 # Files of twenty seconds and more go first, the longest ahead, so that no process is left alone with one at the end.
 _LONG = (
+    "test_ray_serve.py",
+    "test_pages_of_parts.py",
+    "test_pages_on_a_laptop.py",
+    "test_fleet_pages.py",
+    "test_models_page.py",
     "test_smollm2.py",
     "test_rollout_crashes.py",
     "test_fault_twin.py",

@@ -27,7 +27,7 @@ _BROKERS = re.compile(r"tidegate\.tools\.(broker|up\.mosquitto)\b")
 READY_WITHIN_S = 180.0
 # A pool measures what real models cost for ten seconds of a core, of which the last seven go into the largest sizes;
 # what those take no test asks, and real calls correct what is measured roughly.
-WARM_S = "3"
+WARM_S = "1"
 PORTS = 16  # as many as the largest system of these tests wants
 
 

@@ -1,6 +1,7 @@
 """Pools on a real Ray cluster, before which a gateway is kept busy: nothing is lost while Serve does its work.
 
-Nor while Ray's control store or the whole head is away. How long they may be is for `tests/bench/ray_serve.py`.
+Nor while Ray's control store is away. For how long it may be, and the whole head with it, is for
+`tests/bench/ray_serve.py`, since a head takes minutes to come back.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def told() -> dict[str, Any]:
     return found
 
 
-PHASES = ["calm", "control_away", "control_back", "killed", "updated", "head_away", "head_back", "fewer"]
+PHASES = ["calm", "control_away", "control_back", "killed", "updated", "fewer"]
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -51,25 +52,16 @@ def test_replicas_come_by_the_signal_and_come_back_under_their_names(told: dict[
     assert {"first_s", "scaled_s", "back_s", "updated_s", "fewer_s", "ended_s"} <= set(told)  # each was waited for
 
 
-@pytest.mark.parametrize("lost", ["control", "head"])
-def test_the_replicas_are_the_same_processes_once_it_is_back(told: dict[str, Any], lost: str) -> None:
-    assert told[f"{lost}_same"] is True
-
-
-def test_serve_scales_again_after_each_loss(told: dict[str, Any]) -> None:
-    assert {"scaled_s", "scaled_after_head_s"} <= set(told)  # each was waited for
-
-
-def test_ray_starts_no_control_store_again_and_ends_a_head_that_it_supervises(told: dict[str, Any]) -> None:
-    assert told["control_stayed_away"] is True
-    assert "ended_by_ray_s" in told
+def test_the_replicas_are_the_same_processes_once_the_control_store_is_back(told: dict[str, Any]) -> None:
+    assert told["control_stayed_away"] is True  # Ray starts none again
+    assert told["control_same"] is True
 
 
 def test_the_scaler_says_what_it_did_and_ends_with_ctrl_c(told: dict[str, Any]) -> None:
     assert told["scaler"]["code"] == 130
     events = told["scaler"]["events"]
     assert [one["replicas"] for one in events if one["event"] == "scaled"][:1] == [2]
-    assert {"event": "back"} in events  # after the trouble with a head that was away
+    assert {"event": "back"} in events  # after the trouble with a control store that was away
 
 
 def test_ray_leaves_no_process_and_no_file_behind(told: dict[str, Any]) -> None:
