@@ -94,7 +94,7 @@ async def measure(report: Report, folder: Path, repeats: int, seconds: float) ->
                 raise SystemExit(f"Serve has no replica: {cluster.status()}\n{cluster.log}")
             await clock.sleep(0.5)
         (replica,) = (pid for pid, _ in cluster.replicas().values())
-        pids = {"plain": plain.pid, "ray": replica}
+        pids = {"plain": plain.pid, "ray": cluster.head.process(replica).pid}
         callers = {
             name: await stack.enter_async_context(
                 Child(f"callers of {name}", "-m", "tests.bench.text_callers", MODEL, str(port))
