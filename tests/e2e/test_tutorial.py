@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.guides.reader import Reader, namespaces_work, sections
-from tests.support.mqtt.brokers import MOSQUITTO
+from tests.e2e.guides.reader import NEEDS_A_NETWORK, Reader, sections
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.e2e,
     pytest.mark.needs_mosquitto,
-    pytest.mark.skipif(MOSQUITTO is None or not namespaces_work(), reason="needs Mosquitto, and network namespaces"),
+    NEEDS_A_NETWORK,
 ]
 
 

@@ -16,6 +16,9 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
+
+import pytest
 
 from tests.contract.pages.text import Piece, blocks, prose
 from tests.e2e.guides.terminal import Terminal
@@ -36,6 +39,11 @@ def namespaces_work() -> bool:
             subprocess.run([*_ALONE, "ip", "link", "set", "lo", "up"], capture_output=True, check=False).returncode == 0
         )
     return False
+
+
+NEEDS_A_NETWORK: Final = pytest.mark.skipif(
+    MOSQUITTO is None or not namespaces_work(), reason="needs Mosquitto, and network namespaces"
+)
 
 
 def sections(page: str, *kinds: str) -> dict[str, list[Piece]]:

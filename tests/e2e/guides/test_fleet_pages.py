@@ -16,17 +16,16 @@ import pytest
 
 from tests.contract.pages.text import read
 from tests.e2e.guides.page import Page
-from tests.e2e.guides.reader import Reader, namespaces_work
+from tests.e2e.guides.reader import NEEDS_A_NETWORK, Reader
 from tests.e2e.guides.terminal import Typed
 from tests.e2e.stack import WARM_S
-from tests.support.mqtt.brokers import MOSQUITTO
 from tidegate.models.repository import Repository
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.e2e,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(MOSQUITTO is None or not namespaces_work(), reason="needs Mosquitto, and network namespaces"),
+    NEEDS_A_NETWORK,
 ]
 DEVICE = "127.0.0.1:8007"
 INSTALLS = "installs from a registry"

@@ -14,15 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.guides.page import Page
-from tests.e2e.guides.reader import Reader, namespaces_work
+from tests.e2e.guides.reader import NEEDS_A_NETWORK, Reader
 from tests.e2e.stack import WARM_S
-from tests.support.mqtt.brokers import MOSQUITTO
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.e2e,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(MOSQUITTO is None or not namespaces_work(), reason="needs Mosquitto, and network namespaces"),
+    NEEDS_A_NETWORK,
 ]
 INSTALLS = "installs from a registry"
 RELEASES = "packs for minutes: tests/tidegate/tools/release has its parts"

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.guides.page import Page
-from tests.e2e.guides.reader import Reader, namespaces_work
-from tests.support.mqtt.brokers import MOSQUITTO
+from tests.e2e.guides.reader import NEEDS_A_NETWORK, Reader
 from tidegate.models.repository import Repository
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.e2e,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(MOSQUITTO is None or not namespaces_work(), reason="needs Mosquitto, and network namespaces"),
+    NEEDS_A_NETWORK,
 ]
 
 MADE = '''

@@ -7,17 +7,16 @@ import shutil
 import pytest
 
 from tests.e2e.guides.guide import Guide, serving
-from tests.e2e.guides.reader import ROOT, Reader, namespaces_work
+from tests.e2e.guides.reader import NEEDS_A_NETWORK, ROOT, Reader
 from tests.support.gateway.text_gateway import text_repository
 from tests.support.models.talking import talker_repository
-from tests.support.mqtt.brokers import MOSQUITTO
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.e2e,
     pytest.mark.timeout(600),  # many programs start one after another, on a machine that may be busy
     pytest.mark.needs_mosquitto,
-    pytest.mark.skipif(MOSQUITTO is None or not namespaces_work(), reason="needs Mosquitto, and network namespaces"),
+    NEEDS_A_NETWORK,
 ]
 
 KIOSK = """

@@ -9,8 +9,7 @@ from __future__ import annotations
 import pytest
 
 from tests.e2e.guides.guide import Guide
-from tests.e2e.guides.reader import Reader, namespaces_work
-from tests.support.mqtt.brokers import MOSQUITTO
+from tests.e2e.guides.reader import NEEDS_A_NETWORK, Reader
 from tests.support.stores import REDIS
 
 pytestmark = [
@@ -18,7 +17,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.timeout(600),  # many programs start one after another, on a machine that may be busy
     pytest.mark.needs_mosquitto,
-    pytest.mark.skipif(MOSQUITTO is None or not namespaces_work(), reason="needs Mosquitto, and network namespaces"),
+    NEEDS_A_NETWORK,
 ]
 BOTH = {"tidegate up": "--demo minilm,digits"}
 
