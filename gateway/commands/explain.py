@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -70,22 +69,17 @@ def explain(
     query = {"last": last, **{name: 1 for name, on in flags.items() if on}, **{k: v for k, v in names.items() if v}}
     found = read_admin(admin, f"/debug/decisions?{urlencode(query)}")
     decisions = found["decisions"]
-    if not decisions:
-        click.echo(f"the gateway remembers no request {_about(request_id, query)}", err=True)
-        sys.exit(1)
+    if request_id and not decisions:
+        raise click.ClickException(f"the gateway remembers no request of the id {request_id!r}")
     if as_json:
         click.echo(json.dumps(found))
+    elif not decisions:  # nothing late is an answer, not a failure
+        click.echo(f"the gateway remembers no request {'of that kind' if len(query) > 1 else 'yet'}")
     elif request_id:
         for one in decisions:
             in_full(one, Console())
     else:
         Console().print(summaries(decisions))
-
-
-def _about(request_id: str | None, query: dict[str, Any]) -> str:
-    if request_id:
-        return f"of the id {request_id!r}"
-    return "of that kind" if len(query) > 1 else "yet"
 
 
 def summaries(decisions: list[dict[str, Any]]) -> Table:

@@ -84,14 +84,17 @@ async def test_without_an_id_the_last_requests_are_shown_a_line_each(tmp_path: P
         nothing = await said(gateway)
         for _ in range(3):
             await ask(gateway, session)
+        in_time, none = await said(gateway, "--late"), await said(gateway, "--late", "--json")
         await ask(gateway, session, **{"tidegate-pin": "edge"})
 
         lines = (await said(gateway, "--last", "3")).stdout.splitlines()
         unknown = await said(gateway, "no-such-id")
         refused = (await said(gateway, "#4")).stdout
 
-    assert (nothing.exit_code, nothing.stderr) == (1, "the gateway remembers no request yet\n")
-    assert (unknown.exit_code, unknown.stderr) == (1, "the gateway remembers no request of the id 'no-such-id'\n")
+    assert (nothing.exit_code, nothing.stdout) == (0, "the gateway remembers no request yet\n")
+    assert unknown.exit_code == 1 and "the gateway remembers no request of the id 'no-such-id'" in unknown.stderr
+    assert (in_time.exit_code, in_time.stdout) == (0, "the gateway remembers no request of that kind\n")
+    assert (none.exit_code, json.loads(none.stdout)["decisions"]) == (0, [])
     rows = [line for line in lines if "#" in line and "echo" in line]
     assert [row.split("#")[1].split()[0] for row in rows] == ["4", "3", "2"]
     assert "nothing_alive" in rows[0] and "refused" in rows[0]
@@ -204,7 +207,7 @@ async def test_stages_add_up_to_the_latency_of_late_hedged_failed_and_refused_re
     assert {3} <= {one["number"] for one in hedged} <= {*range(3, last)}
     assert [one["number"] for one in slowest] == [max(everyone, key=lambda one: one["elapsed_ms"])["number"]]
     assert {one["number"] for one in there} >= {2, 3} and last not in {one["number"] for one in there}
-    assert (nothing.exit_code, nothing.stderr) == (1, "the gateway remembers no request of that kind\n")
+    assert (nothing.exit_code, nothing.stdout) == (0, "the gateway remembers no request of that kind\n")
     assert pinned_away[2]["tidegate-request-id"].endswith(f"-{last}"), "an error says its id as well"
     attempts = everyone[last - 3]["waterfall"]["attempts"]
     assert [(one["target"], one["end"]) for one in attempts] == [("edge/attic", "cancelled"), ("pool/main", "answered")]

@@ -103,7 +103,7 @@ async def test_one_recording_at_a_time_and_only_of_a_duration(tmp_path: Path) ->
         wrong = await recorded(gateway, tmp_path / "d.tgz", "--for", "soon")
 
     assert second.exit_code == 1 and "one at a time" in second.output
-    assert empty.exit_code == 1 and "nothing to replay" in empty.output
+    assert empty.exit_code == 0 and "nothing to replay" in empty.output, "that nobody asked is an answer"
     assert endless.exit_code == 1 and "up to 3600" in endless.output
     assert wrong.exit_code == 2 and "90s, 5m or 1h" in wrong.output
     assert not (tmp_path / "b.tgz").exists()
