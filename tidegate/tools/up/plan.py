@@ -21,6 +21,7 @@ that their timelines do not run while others warm up; the broker's comes with th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,10 +132,43 @@ class ProcessPlan:
         return self.site_address or self.address
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The inherited environment without the variables that would override what the plan decided."""
-        decided = {self.env_prefix + key.upper() for key in self.config or ()}
-        # `TLS__CERT` overrides a part of `tls`
-        return {key: value for key, value in inherited.items() if key.upper().partition("__")[0] not in decided}
+        """The inherited environment without what would override the plan; the rest of a section is the user's."""
+        left = {name: self._undecided(name, value) for name, value in inherited.items()}
+        return {name: value for name, value in left.items() if value is not None}
+
+    def _undecided(self, name: str, value: str) -> str | None:
+        """What a variable says beside the plan, or None: `ROLLOUT__GROUPS` stands beside `rollout: {keys: …}`."""
+        if not self.env_prefix or not name.upper().startswith(self.env_prefix):
+            return value
+        decided: Any = self.config or {}
+        for part in name[len(self.env_prefix) :].lower().split("__"):
+            if not isinstance(decided, Mapping):
+                return None
+            if part not in decided:
+                return value
+            decided = decided[part]
+        return _rest_of_section(value, decided) if isinstance(decided, Mapping) else None
+
+
+def _rest_of_section(value: str, decided: Mapping[str, Any]) -> str | None:
+    """A section, as the environment has it, without the keys that are decided; None where nothing is left of it."""
+    try:
+        section = json.loads(value)
+    except ValueError:
+        return value  # for the process to refuse: it names the variable
+    rest = _without(section, decided) if isinstance(section, dict) else {}  # `null` would leave out what is decided
+    return json.dumps(rest) if rest else None
+
+
+def _without(section: Mapping[str, Any], decided: Mapping[str, Any]) -> dict[str, Any]:
+    rest = {}
+    for key, value in section.items():
+        mine = decided.get(key)
+        if key not in decided:
+            rest[key] = value
+        elif isinstance(mine, Mapping) and isinstance(value, dict):
+            rest[key] = _without(value, mine)
+    return rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_agent.config import EdgeConfig
+from tidegate.config import load
+from tidegate.tools.up.children import write_config
 from tidegate.tools.up.plan import Options, Plan, PlanError, PlannedPort, plan
 from tidegate.tools.up.ports import PortsTaken, check_free
 
@@ -117,6 +120,42 @@ def test_a_childs_environment_cannot_override_what_the_plan_decided() -> None:
     edge = next(one for one in plan(options()).processes if one.name == "edge-1")
     inherited = {"PATH": "/bin", "TIDEGATE_EDGE_GRPC_PORT": "1", "TIDEGATE_EDGE_MAX_QUEUE_SIZE": "7"}
     assert edge.environment(inherited) == {"PATH": "/bin", "TIDEGATE_EDGE_MAX_QUEUE_SIZE": "7"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "left"),
+    [
+        ("ROLLOUT", '{"groups": ["shops"], "keys": ["other.pub"]}', '{"groups": ["shops"]}'),
+        ("ROLLOUT__GROUPS", '["shops"]', '["shops"]'),
+        ("rollout__groups", '["shops"]', '["shops"]'),
+        ("ROLLOUT", '{"keys": ["other.pub"]}', None),
+        ("ROLLOUT__KEYS", '["other.pub"]', None),
+        ("ROLLOUT__KEYS__0", "other.pub", None),
+        ("ROLLOUT", "null", None),
+        ("ROLLOUT", "{groups", "{groups"),  # for the device to refuse by name
+        ("NAME", "another", None),
+    ],
+)
+def test_of_a_section_the_plan_decides_its_own_keys_and_the_environment_the_others(
+    variable: str, value: str, left: str | None
+) -> None:
+    edge = next(one for one in plan(replace(options(), ship=Path("a.pub"))).processes if one.name == "edge-1")
+    name = f"TIDEGATE_EDGE_{variable}" if variable.isupper() else f"tidegate_edge_{variable}"
+    assert edge.environment({name: value}).get(name) == left
+
+
+def test_a_device_that_follows_rollouts_is_in_the_groups_that_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan(replace(options(), data_dir=tmp_path, ship=Path("a.pub")))
+    edge = next(one for one in planned.processes if one.name == "edge-1")
+    write_config(edge)
+    theirs = edge.environment({"TIDEGATE_EDGE_ROLLOUT": '{"groups": ["shops"], "keys": ["other.pub"]}'})
+    monkeypatch.setenv("TIDEGATE_EDGE_ROLLOUT", theirs["TIDEGATE_EDGE_ROLLOUT"])
+
+    rollout = load(EdgeConfig, edge.config_path).rollout
+
+    assert rollout is not None and (rollout.groups, rollout.keys) == (("shops",), (Path("a.pub"),))
 
 
 @pytest.fixture
