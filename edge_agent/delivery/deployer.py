@@ -209,6 +209,9 @@ class Deployer:
             except OSError:
                 self._inbox = {**inbox, **self._inbox}
                 raise
+            except Exception as error:  # a defect: the other documents are taken in, and the report names it
+                log.exception("a document could not be looked at, by a defect", scope=scope)
+                self._documents.refuse(scope, message, f"internal: {error!r}")
         if inbox:
             self._on_documents(self._documents)
             self.changed()

@@ -13,6 +13,10 @@ have no clock: the time is the device's own, but never less than the latest `iss
 five minutes of disagreement are forgiven. So a clock that is behind, or was set back, can delay an expiry and not undo
 one that a newer document has proven; a clock that is ahead refuses, and the refusal says what time it is here.
 
+What is refused is reported with its reason, and with the revision that it claims also where nothing vouches for that
+(wrong roots, an unknown key, a document of a newer form): whoever sent this revision must not wait for it. It can be a
+stranger's under the same number, so a gateway believes it only as long as this device has not accepted that revision.
+
 Roots do not expire (`tidegate/rollout/root_chain.py`), so no clock can keep a device from the newest keys.
 
 Keys are pinned by the operator's files. A chain of roots leads to newer ones, link by link; until there is one, a
@@ -46,7 +50,7 @@ from tidegate.rollout.desired import (
     desired_settings,
 )
 from tidegate.rollout.root_chain import RootLink, RootRefused, TrustedRoot, walk
-from tidegate.rollout.signing import Keys, SignatureRefused, keys_after, roots_in, verify_document
+from tidegate.rollout.signing import Keys, SignatureRefused, claimed_revision, keys_after, roots_in, verify_document
 from tidegate.storage.atomic_file import write_atomically
 
 _MAX_WORDS: Final = 300
@@ -127,30 +131,34 @@ class TrustedDocuments:
         if not message:
             return False  # deleted at the broker, which needs no signature: the document stays in force
         if self._closed:
-            return self._refuse(scope, self._closed)
+            return self.refuse(scope, message, self._closed)
         try:
             self._follow(roots_in(message))
             desired, raw = verify_document(message, self._record.keys, self._record.threshold)
             self._refuse_handover(desired)
         except RootRefused as error:
-            return self._refuse(scope, f"root: {error}")
+            return self.refuse(scope, message, f"root: {error}")
         except SignatureRefused as error:
-            return self._refuse(scope, f"signature: {error}")
+            return self.refuse(scope, message, f"signature: {error}")
         except BadMessage as error:
-            return self._refuse(scope, f"malformed: {error}")
+            return self.refuse(scope, message, f"malformed: {error}")
         held = self._record.held(scope)
         why = refusal_reason(desired, digest_of(raw), held, scope=scope) or _too_new(desired)
         if scope in self._documents and held is not None and held.revision == desired.revision and not why:
             self._accept_again(scope)
             return False
         if why := why or self._expiry(desired) or self._unfit(desired):
-            return self._refuse(scope, why, desired.revision)
+            return self._note_refusal(scope, why, desired.revision)
         self._accept_again(scope)
         self._write_trust(scope, desired, raw)
         write_atomically(self._path(scope), raw, parents=True)
         self._keep(scope, desired, raw)
         log.info("a document is in force", scope=scope, revision=desired.revision)
         return True
+
+    def refuse(self, scope: str, message: bytes, reason: str) -> bool:
+        """Note a message that could not be taken in as refused, under the revision that it claims."""
+        return self._note_refusal(scope, reason, claimed_revision(message))
 
     def _follow(self, chain: Sequence[RootLink]) -> None:
         """Walk to the newest root, and keep it whatever becomes of the document: older keys are gone for good."""
@@ -190,7 +198,7 @@ class TrustedDocuments:
             f"says {here}, a signed document {proven}): order the rollout again, or set the clock"
         )
 
-    def _refuse(self, scope: str, reason: str, revision: int = 0) -> bool:
+    def _note_refusal(self, scope: str, reason: str, revision: int) -> bool:
         refused = DocumentRefusal(scope, reason[:_MAX_WORDS], revision)
         if self.refused.get(scope) != refused:
             log.warning("a document was refused", scope=scope, reason=reason)

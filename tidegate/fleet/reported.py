@@ -80,11 +80,15 @@ class ModelReport(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class DocumentRefusal(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The newest document of a scope that was not accepted, and why: `signature`, `revision`, `agent`, `malformed`."""
+    """The newest document of a scope that was not accepted, and why: `signature`, `root`, `revision`, `malformed`.
+
+    Args:
+        revision: that it claims, though nobody may have vouched for it; 0: it could not be read.
+    """
 
     scope: Annotated[str, Meta(max_length=80)]
     reason: Text
-    revision: Number = field(name="rev", default=0)  # 0: it could not be read
+    revision: Number = field(name="rev", default=0)
 
 
 class SettingDifference(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from msgspec import Meta, field
 
 from tidegate.fleet.messages import BadMessage
-from tidegate.rollout.desired import DesiredDocument, decode_desired, encode_desired
+from tidegate.rollout.desired import DesiredDocument, Revision, decode_desired, encode_desired
 from tidegate.rollout.root_chain import MAX_LINKS, RootLink
 from tidegate.security.attestation.software import key_id
 
@@ -52,7 +52,16 @@ class SignedDocument(msgspec.Struct, frozen=True, omit_defaults=True):
     roots: Annotated[tuple[RootLink, ...], Meta(max_length=MAX_LINKS)] = ()
 
 
+class _ClaimedDocument(msgspec.Struct, frozen=True):
+    revision: Revision = field(name="rev")
+
+
+class _ClaimedMessage(msgspec.Struct, frozen=True):
+    document: _ClaimedDocument = field(name="doc")
+
+
 _decoder: Final = msgspec.json.Decoder(SignedDocument)
+_claims: Final = msgspec.json.Decoder(_ClaimedMessage)
 
 
 def sign_document(desired: DesiredDocument, keys: Sequence[Ed25519PrivateKey], roots: Sequence[RootLink] = ()) -> bytes:
@@ -103,6 +112,17 @@ def read_unverified(message: bytes) -> DesiredDocument:
         BadMessage: it is no message with a document.
     """
     return decode_desired(_taken_apart(message)[0])
+
+
+def claimed_revision(message: bytes) -> int:
+    """The revision that a message says it has, whoever wrote it and whatever else is wrong with it; 0 for none.
+
+    It names the message in a refusal, so that the sender of this one knows it; nothing else may rest upon it.
+    """
+    try:
+        return _claims.decode(message).document.revision
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        return 0
 
 
 def keys_after(desired: DesiredDocument, trusted: Keys) -> Keys:

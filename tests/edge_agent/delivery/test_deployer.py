@@ -28,8 +28,11 @@ from tests.support.loop import on_virtual_time
 from tidegate import clock
 from tidegate.fleet.conditions import DeviceConditions
 from tidegate.fleet.reported import RolloutState
+from tidegate.rollout.desired import DesiredConfiguration
 from tidegate.rollout.plan import Net
 from tidegate.security.attestation.keys import read_allowed
+
+GROUP = "group/kiosks"
 
 
 class AtOnce(ThreadPoolExecutor):
@@ -42,6 +45,10 @@ class AtOnce(ThreadPoolExecutor):
         except Exception as error:
             done.set_exception(error)
         return done
+
+
+def no_answer(_: DesiredConfiguration) -> str:
+    raise LookupError("nobody knows")
 
 
 def no_runner(*_: Any) -> Any:
@@ -68,11 +75,13 @@ async def steps_on_a_paid_link(store: ModelStore) -> AsyncIterator[tuple[Rollout
 
 
 @asynccontextmanager
-async def on_a_paid_link(folder: Path) -> AsyncIterator[Deployer]:
+async def on_a_paid_link(
+    folder: Path, *, why_not: Callable[[DesiredConfiguration], str] = lambda _: ""
+) -> AsyncIterator[Deployer]:
     store = ModelStore(folder / "rollout")
     async with steps_on_a_paid_link(store) as (works, serving):
         keys = read_allowed(AUTHOR.trust_file(folder / "trusted"), what="keys")
-        documents = TrustedDocuments(store.root, scopes=(SCOPE,), pinned=keys)
+        documents = TrustedDocuments(store.root, scopes=(SCOPE, GROUP), pinned=keys, why_not=why_not)
         journal = DeploymentJournal(store.root / "journal.json")
         async with Deployer(store, journal, documents, works, routed=serving.routed) as deployer:
             yield deployer
@@ -110,3 +119,15 @@ async def test_a_content_that_was_committed_while_its_soak_ended_otherwise_count
         assert not store.holds(content)
         await works.settle(replace(rollout, state=RolloutState.COMMITTED))
         assert store.holds(content)
+
+
+@on_virtual_time
+async def test_a_document_that_meets_a_defect_is_reported_and_takes_no_other_with_it(tmp_path: Path) -> None:
+    async with on_a_paid_link(tmp_path, why_not=no_answer) as deployer:
+        deployer.take(SCOPE, AUTHOR.message(4, configuration=DesiredConfiguration()))
+        deployer.take(GROUP, AUTHOR.message(2, group="kiosks"))
+        await clock.sleep(1.0)
+        (refused,) = deployer.rollouts.refused
+        assert (refused.scope, refused.revision) == (SCOPE, 4)
+        assert refused.reason == "internal: LookupError('nobody knows')"
+        assert dict(deployer.rollouts.accepted) == {GROUP: 2}

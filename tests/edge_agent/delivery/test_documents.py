@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_agent.delivery.documents import TrustedDocuments
+from gateway.core.versions.canary import CanaryRollout, DeviceStep, DocumentRevisions, RolloutPhase, RolloutSpec
 from tests.support.edge.rollouts import Author
+from tidegate.fleet.reported import Reported
 from tidegate.rollout.canonical import canonical, digest_of
 from tidegate.rollout.desired import decode_desired
 from tidegate.rollout.root_chain import RootKeys, RootLink, link_of
@@ -37,6 +40,11 @@ def handover(revision: int = 1, **changes: Any) -> bytes:
 
 def copies(folder: Path) -> tuple[Path, Path]:
     return folder / "rollout" / "trust.json", folder / "rollout-trust.json"
+
+
+def report(documents: TrustedDocuments) -> Reported:
+    accepted, refused = dict(documents.accepted), tuple(documents.refused.values())
+    return Reported("kiosk-1", 1, 1, 0, accepted=accepted, refused=refused)
 
 
 def cut(path: Path) -> None:
@@ -259,3 +267,45 @@ def test_a_record_from_before_there_were_roots_still_has_its_digest(tmp_path: Pa
     documents = opened(tmp_path)
     assert not documents.take(SCOPE, AUTHOR.message(2))
     assert documents.refused[SCOPE].reason.startswith("revision: ")
+
+
+REFUSALS: dict[str, Callable[[int], bytes]] = {
+    "root: version 3 does not follow 1": lambda revision: with_roots(LAST, revision, *CHAIN[1:]),
+    "root: version 2 is signed by 0": lambda revision: with_roots(LAST, revision, chained(2, LAST, HEIR)),
+    "signature: ": HEIR.message,
+    "malformed: ": lambda revision: AUTHOR.message(revision).removesuffix(b'"v":1}') + b'"v":2}',
+}
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_a_rollout_and_its_way_back_do_not_wait_for_a_device_that_refuses(tmp_path: Path, why: str) -> None:
+    documents = opened(tmp_path)
+    spec = RolloutSpec("r-1", "double", "2", ("kiosk-1",), {"kiosk-1": DocumentRevisions(7, 8)})
+    waves = CanaryRollout(spec)
+    waves.advance(0.0)
+    documents.take(SCOPE, REFUSALS[why](7))
+    waves.hear({"kiosk-1": report(documents)})
+    part = waves.state.parts["kiosk-1"]
+    assert part.step is DeviceStep.FAILED and part.reason.startswith(f"refused_{why}")
+    waves.advance(0.0)
+    assert waves.state.phase is RolloutPhase.RETURNING
+    documents.take(SCOPE, REFUSALS[why](8))
+    waves.hear({"kiosk-1": report(documents)})
+    waves.advance(0.0)
+    assert (part.step, waves.state.phase) == (DeviceStep.STUCK, RolloutPhase.RETURNED)
+
+
+def test_a_device_that_has_lost_its_trust_says_to_which_revision_it_said_no(tmp_path: Path) -> None:
+    assert opened(tmp_path).take(SCOPE, AUTHOR.message(1))
+    for path in copies(tmp_path):
+        cut(path)
+    documents = opened(tmp_path)
+    assert not documents.take(SCOPE, AUTHOR.message(2))
+    assert (documents.refused[SCOPE].revision, documents.refused[SCOPE].reason[:7]) == (2, "trust: ")
+
+
+def test_what_is_no_document_claims_no_revision(tmp_path: Path) -> None:
+    documents = opened(tmp_path)
+    for message in (b"{", b"[" * 5000, b'{"doc":{"rev":-1}}', b'{"doc":{"rev":"7"}}', b"\xff"):
+        assert not documents.take(SCOPE, message)
+        assert documents.refused[SCOPE].revision == 0
