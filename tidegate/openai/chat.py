@@ -49,8 +49,8 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, TemplateVariable] | None = None  # for a server's own template
-    # wishes, which go to servers that take text and into templates that have them
+    # these three go to servers that take text and into templates that have them
+    chat_template_kwargs: dict[str, TemplateVariable] | None = None
     reasoning_effort: Level | None = None
     verbosity: Level | None = None
     # refused, unless they ask for nothing
@@ -68,7 +68,7 @@ class ChatRequest(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]]  # [] for none
     words: TextPrompt  # the request as it came, for a target that takes text
     parallel_calls: bool = True  # whether one answer may call several tools
-    wishes: dict[str, str] = {}  # how much it should think and say
+    variables: dict[str, TemplateVariable] = {}  # of the template: how much it should think and say, and others
 
 
 def parse(body: bytes) -> ChatRequest:
@@ -106,8 +106,9 @@ def parse(body: bytes) -> ChatRequest:
         variables=asked.chat_template_kwargs,
     )
     said = {"reasoning_effort": asked.reasoning_effort, "verbosity": asked.verbosity}
-    wishes = {name: level for name, level in said.items() if level is not None}
-    return ChatRequest(options, messages, tools, words, asked.parallel_tool_calls is not False, wishes)
+    levels = {name: level for name, level in said.items() if level is not None}
+    variables = {**(asked.chat_template_kwargs or {}), **levels}  # a field of the request's own says it best
+    return ChatRequest(options, messages, tools, words, asked.parallel_tool_calls is not False, variables)
 
 
 _decode = msgspec.json.Decoder(ChatBody).decode

@@ -225,7 +225,7 @@ class GenerationRoutes:
             if not text.takes_tools:
                 raise WrongParameter("tools", f"the chat template of model {asked.options.model!r} has no tools")
             values["tools"] = asked.tools
-        values |= {name: level for name, level in asked.wishes.items() if text.takes(name)}
+        values |= {name: value for name, value in asked.variables.items() if text.takes(name)}
         try:
             return await text.chat_prompt(asked.messages, values, room=prompt_room(text.generative, self._limits))
         except PromptTooLong:
@@ -318,7 +318,7 @@ def _without_effect(asked: ChatRequest | CompletionRequest, text: TextModel | No
     """The warning for what an answer is asked for that the model's template here does not take; "" for none."""
     if text is None or isinstance(asked, CompletionRequest):
         return ""
-    names = [name for name in asked.wishes if not text.takes(name)]
+    names = [name for name in asked.variables if not text.takes(name)]
     return "; ".join(f"the chat template of this model does not take {name}" for name in names)
 
 

@@ -6,13 +6,14 @@ its own callers.
 
 Most fields go on as they came. Two may hold more than what was checked of them, and servers read more: llama-server
 takes a schema beside `json_object`, and vLLM took parameters of its tokenizer from `chat_template_kwargs`. They are
-written anew from what was read here.
+written anew from what was read here. The same variables go into the templates of models that are served here.
 
 Pure.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
@@ -42,6 +43,18 @@ _PARAMETERS: Final = frozenset(
         "tokenize", "tokenizer", "tokenizer_kwargs", "tools", "truncation",
     }
 )  # fmt: skip
+# What a template finds beside its variables: a model's special tokens, and functions.
+_FOUND_BY_TEMPLATES: Final = frozenset(
+    {
+        "additional_special_tokens", "bos_token", "cls_token", "cycler", "dict", "eos_token", "joiner", "lipsum",
+        "mask_token", "namespace", "pad_token", "raise_exception", "range", "sep_token", "strftime_now", "unk_token",
+    }
+)  # fmt: skip
+_RESERVED: Final = _PARAMETERS | _FOUND_BY_TEMPLATES
+# Published templates read fewer than ten variables: switches, numbers, names of levels, dates.
+MOST_VARIABLES: Final = 16
+MOST_VARIABLES_BYTES: Final = 16 * 1024  # as JSON, all together
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 TemplateVariable = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | None
@@ -70,10 +83,22 @@ def passed_fields(
 
 
 def check_variables(variables: Mapping[str, TemplateVariable] | None) -> None:
-    """Raises WrongParameter for a variable of a template that is a parameter of the call that renders it."""
-    for name in variables or ():
-        if name in _PARAMETERS:
-            raise WrongParameter(TEMPLATE_KWARGS, f"{TEMPLATE_KWARGS}.{name} is not served: leave it out")
+    """Raises WrongParameter for too many or too large ones, and for what is no variable of a template's own."""
+    if not variables:
+        return
+    if len(variables) > MOST_VARIABLES:
+        raise WrongParameter(
+            TEMPLATE_KWARGS, f"{TEMPLATE_KWARGS} has {len(variables)} variables: at most {MOST_VARIABLES} are served"
+        )
+    for name in variables:
+        if not _NAME.fullmatch(name):
+            raise WrongParameter(TEMPLATE_KWARGS, f"{TEMPLATE_KWARGS}: {name[:64]!r} is no name of a variable")
+        if name in _RESERVED:
+            raise WrongParameter(
+                TEMPLATE_KWARGS, f"{TEMPLATE_KWARGS}.{name} is reserved, and no variable of a template: leave it out"
+            )
+    if len(msgspec.json.encode(variables)) > MOST_VARIABLES_BYTES:
+        raise WrongParameter(TEMPLATE_KWARGS, f"{TEMPLATE_KWARGS} has more than {MOST_VARIABLES_BYTES} bytes")
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:

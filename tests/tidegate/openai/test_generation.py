@@ -252,6 +252,21 @@ async def test_wishes_that_the_template_takes_are_rendered(tmp_path: Path) -> No
         assert "<effort>low" in host.prompt()
 
 
+async def test_variables_of_a_chats_template_are_rendered_and_others_are_named_in_the_answer(tmp_path: Path) -> None:
+    template = "{% if enable_thinking is false %}<quiet>{% endif %}<{{ budget }}>{{ messages[0].content }}"
+    host = WritingHost(text_side_folder(tmp_path, template=template))
+    given = {"enable_thinking": False, "budget": 5}
+    async with serving(host, tmp_path) as running:
+        status, headers, _ = await post(running, "/v1/chat/completions", messages=HELLO, chat_template_kwargs=given)
+        assert (status, "tidegate-warning" in headers) == (200, False)
+        assert host.prompt().startswith("<quiet><5>")
+        more = given | {"date": "today"}
+        status, headers, _ = await post(running, "/v1/chat/completions", messages=HELLO, chat_template_kwargs=more)
+        assert (status, headers["tidegate-warning"]) == (200, "the chat template of this model does not take date")
+        await post(running, "/v1/chat/completions", messages=HELLO)
+        assert host.prompt().startswith("<>")
+
+
 async def test_the_models_say_what_they_can_do(servers: Servers) -> None:
     async with aiohttp.ClientSession() as session, session.get(f"http://{servers.http}/v1/models") as answer:
         listed = {one["id"]: one for one in (await answer.json())["data"]}
@@ -271,6 +286,7 @@ async def test_the_models_say_what_they_can_do(servers: Servers) -> None:
     ("chat", {"messages": HELLO, "temperature": 9}, 400, "temperature", "<= 2.0"),
     ("chat", {"messages": HELLO, "min_p": 1.5}, 400, "min_p", "<= 1.0"),
     ("chat", {"messages": HELLO, "verbosity": "High!"}, 400, "verbosity", "regex"),
+    ("chat", {"messages": HELLO, "chat_template_kwargs": {"bos_token": "x"}}, 400, "chat_template_kwargs", "bos_token"),
     ("chat", {"messages": HELLO, "max_tokens": 0}, 400, "max_tokens", ">= 1"),
     ("chat", {"messages": HELLO, "max_tokens": 500}, 400, "max_tokens", "the model's context has 512"),
     ("chat", {"messages": HELLO, "top_logprobs": 2}, 400, "top_logprobs", "logprobs: true"),

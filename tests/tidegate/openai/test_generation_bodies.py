@@ -145,7 +145,8 @@ def test_the_schema_that_is_passed_on_is_the_text_that_was_checked() -> None:
 
 def test_variables_of_a_template_are_passed_on() -> None:
     given = {"enable_thinking": False, "effort": "low", "budget": 5, "share": 0.5, "date": None}
-    assert msgspec.json.decode(parsed(chat_template_kwargs=given).words.fields["chat_template_kwargs"]) == given
+    asked = parsed(chat_template_kwargs=given)
+    assert msgspec.json.decode(asked.words.fields["chat_template_kwargs"]) == asked.variables == given
     assert "chat_template_kwargs" not in parsed(chat_template_kwargs=None).words.fields
 
 
@@ -153,13 +154,21 @@ def test_variables_of_a_template_are_passed_on() -> None:
     {"chat_template": "{{ 7 * 7 }}"}, {"enable_thinking": True, "tokenize": False}, {"add_generation_prompt": False},
     {"continue_final_message": True}, {"max_length": 2**40}, {"truncation": True}, {"template": "tool_use"},
     {"messages": "x"}, {"tools": None}, {"documents": "x"}, {"tokenizer_kwargs": {"padding": True}}, {"a": {"b": 1}},
-    {"a": [1]}, {"a": 2**64}, ["a"], "a",
+    {"a": [1]}, {"a": 2**64}, ["a"], "a", {"bos_token": "<s>"}, {"eos_token": None}, {"raise_exception": ""},
+    {"namespace": 1}, {"no name": 1}, {"": 1}, {"x" * 65: 1}, {"a\n": 1}, {"a": "x" * 16_384},
+    {f"v{number}": True for number in range(17)},
 ])  # fmt: skip
 def test_what_is_more_than_a_variable_of_a_template_is_refused_by_name(variables: Any) -> None:
     with pytest.raises(WrongParameter) as refused:
         parsed(chat_template_kwargs=variables)
     assert refused.value.parameter == "chat_template_kwargs"
     assert "chat_template_kwargs" in refused.value.message
+
+
+def test_a_field_of_the_request_stands_above_a_variable_of_its_name() -> None:
+    given = {"reasoning_effort": "high", "verbosity": "low", "enable_thinking": True}
+    asked = parsed(chat_template_kwargs=given, reasoning_effort="none")
+    assert asked.variables == {"reasoning_effort": "none", "verbosity": "low", "enable_thinking": True}
 
 
 @pytest.mark.parametrize(
