@@ -59,13 +59,14 @@ from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.models.fair_share import FairShare
 from tidegate.models.manifest import Manifest, Variant
-from tidegate.models.repository import Repository
+from tidegate.models.repository import Damaged, Repository
 from tidegate.models.work import Work
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.health import HEALTH_SERVICE
 from tidegate.oip.grpc.server import OipService
-from tidegate.oip.repository.model_control import ModelControl
+from tidegate.oip.guard import OpenGuard
+from tidegate.oip.repository.model_control import FixedModels, ModelControl, ModelStatus
 from tidegate.outcome import NotSupported
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
@@ -134,6 +135,7 @@ class PoolApp:
         self._control: PoolModelControl | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
+        self._problems: Damaged = {}  # of models that are fixed: why they, or versions of them, are not served
         self._loop_lag = LoopLag()
         self._costs = MeasuredCosts(
             None if config.state_dir is None else config.state_dir / "costs.json",
@@ -303,14 +305,17 @@ class PoolApp:
             return []
         found = await asyncio.to_thread(
             read_catalogue,
-            Repository(config.model_repository),
+            Repository(config.model_repository, pass_over=True),
             config.models,
             *self._precisions,
             config.allowed_engines,
         )
-        for one in found:
+        self._problems = found.problems
+        for (name, version), why in sorted(found.problems.items()):
+            log.error("a version cannot be read, and others stand in", model=name, version=version, reason=why)
+        for one in found.loadables:
             config.steps.check(one.public or one.manifest)
-        return found
+        return list(found.loadables)
 
     async def _on_onnx_devices(self, loadables: list[PoolLoadable]) -> list[PoolLoadable]:
         config = self.config
@@ -558,7 +563,7 @@ class PoolApp:
         host, limit = self.host, self.config.max_message_bytes + ROOM_BYTES
         content = self.config.limits.content
         held = BodyMemory(self.config.limits.max_held_bytes)
-        control = None if self._control is None else self._control.access
+        control = self._fixed_models() if self._control is None else self._control.access
         OipService(host, max_message_bytes=limit, limits=content, held=held, control=control).add_to(server)
         self._link = LinkService(
             host,
@@ -570,6 +575,10 @@ class PoolApp:
             attest=self._attester.answer if self._attester else no_evidence,
             limits=content,
         ).add_to(server)
+
+    def _fixed_models(self) -> FixedModels:
+        missing = {of: ModelStatus("UNAVAILABLE", why) for of, why in self._problems.items()}
+        return FixedModels(OpenGuard(self.host), missing)
 
     def _announce(self) -> None:
         """The models came or went: gateways on a link stream hear it now."""

@@ -156,11 +156,11 @@ class PoolModelControl:
 
     def _read(self, name: str, reload: int) -> Sequence[PoolLoadable]:
         config = self._config
-        repository = Repository(config.model_repository, only=(name,))  # what is wrong with another one is no reason
+        repository = Repository(config.model_repository)
         found = read_catalogue(repository, [name], self._precisions[0], self._precisions[1:], config.allowed_engines)
-        for one in found:
+        for one in found.loadables:
             config.steps.check(one.public or one.manifest)
-        return [replace(one, reload=reload) for one in found]
+        return [replace(one, reload=reload) for one in found.loadables]
 
     def _resident(self, loadables: Sequence[PoolLoadable]) -> Resident:
         return Resident(

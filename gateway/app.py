@@ -200,8 +200,11 @@ class Gateway:
     def _make_models(self) -> None:
         """The models of the repository, and what reads their texts."""
         config = self.config
-        self.repository = Repository(config.model_repository or Path())  # without one it is never asked for a folder
+        # Without a folder it is never asked for one.
+        self.repository = Repository(config.model_repository or Path(), pass_over=True)
         self.catalog = Catalog(self.repository.manifests() if config.model_repository else ())
+        for (name, version), why in self.repository.damaged.items():
+            log.error("a version cannot be read, and others stand in", model=name, version=version, reason=why)
         self.tokenizers = Tokenizers(self.repository)
         shipped = ArtifactStore(config.artifacts.folder).path if config.artifacts is not None else None
         self.texts = TextModels(self.repository, shipped)

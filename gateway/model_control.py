@@ -52,10 +52,11 @@ class CatalogLoader:
         return {one.name: one for one in self._catalog.manifests if one.name not in self.unloaded}
 
     async def load(self, name: str) -> None:
-        repository = Repository(self._root, only=(name,))
-        manifests = await asyncio.to_thread(repository.manifests)
-        await self._on_loaded(manifests[-1])  # where that fails, nothing has changed
-        self._catalog.adopt(name, manifests)
+        repository = Repository(self._root, only=(name,), pass_over=True)
+        newest = await asyncio.to_thread(repository.manifest, name)
+        await self._on_loaded(newest)  # where that fails, nothing has changed
+        kept = [one for one in self._catalog.manifests if (one.name, one.version) in repository.damaged]
+        self._catalog.adopt(name, (*repository.manifests(), *kept))
         self.unloaded.discard(name)
 
     async def restore(self, name: str) -> bool:

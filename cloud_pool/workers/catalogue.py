@@ -3,7 +3,8 @@
 Each model is served in its highest version, in those of its pool variants that have the configured precision, and
 behind them those of the further precisions, for callers that demand them; or, if it has none of these, in all of them:
 the variant's name is declared in every offer and answer, so this is never silent. A model that is named in the
-configuration must be there; without names, everything with a pool variant is served.
+configuration must be there; without names, everything with a pool variant is served. A version whose manifest cannot be
+read is passed over where the model has another one, and is among the `problems`.
 
 Artefacts are verified against their digests before anything is loaded: this reads every byte of them.
 """
@@ -11,17 +12,32 @@ Artefacts are verified against their digests before anything is loaded: this rea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 
 from cloud_pool.core.memory.device_memory import MemoryNeed, shortfall
 from cloud_pool.core.memory.footprint import expected_bytes_per_unit
 from cloud_pool.workers.device_worker import PoolLoadable
 from tidegate.models.manifest import EngineName, Manifest, Variant
-from tidegate.models.repository import Repository, RepositoryError
+from tidegate.models.repository import Damaged, ReadManifests, Repository, RepositoryError
 from tidegate.models.trust import TRUSTED, check_engine
 from tidegate.models.trusted_digests import check_trusted
 from tidegate.outcome import ModelNotFound
 from tidegate.runtime.process import StartError
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCatalogue:
+    """What a pool may serve of its repository, and why not the rest of what is wanted.
+
+    Attributes:
+        loadables: verified variants, the preferred one of each model first.
+        problems: by name and version, why each cannot be served.
+    """
+
+    loadables: tuple[PoolLoadable, ...]
+    problems: Damaged
 
 
 def read_catalogue(
@@ -30,26 +46,22 @@ def read_catalogue(
     precision: str,
     also: Sequence[str] = (),
     allowed: tuple[EngineName, ...] = TRUSTED,
-) -> list[PoolLoadable]:
-    """Verified variants, the preferred one of each model first. Blocks.
+) -> PoolCatalogue:
+    """The named models, or all that have a variant for pools. Blocks.
 
     Raises:
         RepositoryError: a manifest or an artefact is wrong, or there is nothing to serve.
         StartError: a configured model does not exist.
     """
-    if models is None:
-        names = {manifest.name for manifest in repository.manifests() if manifest.variants_for("pool")}
-    else:
-        names = set(models)
-    manifests = {(one.name, one.version): one for name in sorted(names) for one in [_manifest(repository, name)]}
-    loadables = [
-        loadable
-        for manifest in manifests.values()
-        for loadable in _loadables(repository, manifest, (precision, *also), allowed)
-    ]
+    names = _for_pools(repository) if models is None else models
+    loadables, problems = dict[str, PoolLoadable](), dict[tuple[str, str], str]()
+    for wanted in sorted(set(names)):
+        found = _read_model(repository.root, wanted, (precision, *also), allowed)
+        loadables |= {one.key: one for one in found.loadables}
+        problems |= found.problems
     if not loadables:
         raise RepositoryError(f"{repository.root}: no model has a variant for the pool, so there is nothing to serve")
-    return loadables
+    return PoolCatalogue(tuple(loadables.values()), problems)
 
 
 def check_memory(loadables: Sequence[PoolLoadable], *, workers: int, limit_bytes: float, device: str) -> None:
@@ -81,17 +93,20 @@ def _least_units(manifest: Manifest) -> float:
     return max(1.0, float(elements * (spec.datatype.itemsize if manifest.cost.feature == "bytes" else 1)))
 
 
-def _manifest(repository: Repository, wanted: str) -> Manifest:
+def _for_pools(repository: Repository) -> set[str]:
+    return {manifest.name for manifest in repository.manifests() if manifest.variants_for("pool")}
+
+
+def _read_model(root: Path, wanted: str, precisions: Sequence[str], allowed: tuple[EngineName, ...]) -> PoolCatalogue:
+    """One model, NAME in its highest version or NAME:VERSION; what is wrong with others there is no reason."""
     name, _, version = wanted.partition(":")
+    repository = Repository(root, only=(name,), pass_over=True)
     try:
-        return repository.manifest(name, version)
+        manifest = repository.manifest(name, version)
     except ModelNotFound as error:
-        raise StartError(f"key 'models': {error.message}") from error
-
-
-def _loadables(
-    repository: Repository, manifest: Manifest, precisions: Sequence[str], allowed: tuple[EngineName, ...]
-) -> list[PoolLoadable]:
+        there = ", ".join(sorted(ReadManifests(root).look()[0])) or "none"
+        words = error.message if repository.manifests() else f"there is no model {name!r} (models: {there})"
+        raise StartError(f"key 'models': {words}") from error
     variants = _variants(manifest, precisions)
     if not variants:
         raise RepositoryError(
@@ -103,7 +118,8 @@ def _loadables(
         repository.verify(manifest, variant)
         check_trusted(repository, manifest, variant)
     artefacts, public = manifest.of_model, None if manifest.pipeline is None else manifest
-    return [PoolLoadable(artefacts, variant, repository.artefact(manifest, variant), public) for variant in variants]
+    found = [PoolLoadable(artefacts, variant, repository.artefact(manifest, variant), public) for variant in variants]
+    return PoolCatalogue(tuple(found), {} if version else repository.damaged)
 
 
 def _variants(manifest: Manifest, precisions: Sequence[str]) -> tuple[Variant, ...]:

@@ -183,6 +183,11 @@ def _models(config: EdgeConfig) -> list[DoctorFinding]:
         findings.append(DoctorFinding("models", "ok", f"whole by their digests: {names}"))
     rest = "; the others are served without it" if right else ""
     findings += [
+        DoctorFinding("models", "warning", f"{one.manifest.name}: {one.instead}; {_in_version(one)}", advice)
+        for one in right
+        if one.instead
+    ]
+    findings += [
         DoctorFinding("models", "failure", f"{name}: {reason}{rest}", advice)
         for name, reason in sorted(problems.items())
     ]
@@ -190,6 +195,10 @@ def _models(config: EdgeConfig) -> list[DoctorFinding]:
         sizes = [sum(loadable.artefact.stat().st_size for loadable in one.loadables) for one in right]
         findings.append(diagnosis.memory(_available_bytes(), sizes))
     return findings
+
+
+def _in_version(entry: CatalogueEntry) -> str:
+    return f"it is served in version {entry.manifest.version}"
 
 
 def _absent(agent: dict[str, Any] | None) -> dict[str, str]:

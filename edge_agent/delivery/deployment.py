@@ -166,7 +166,8 @@ class Deployment:
             else:
                 problems.setdefault(model, why_not)
         self._check_some(problems, served=self._chosen)
-        for model, why_not in sorted(problems.items()):
+        lower = {model: entry.instead for model, entry in self._statics.items() if entry.instead}
+        for model, why_not in sorted({**lower, **problems}.items()):
             self._absent.note(model, why_not, stood_in=model in self._chosen)
 
     def _check_some(self, problems: Mapping[str, str], *, served: Collection[str]) -> None:

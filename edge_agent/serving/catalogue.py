@@ -1,6 +1,7 @@
 """The catalogue lists the models of a device's repository that may run on an edge, each with verified artefacts.
 
 Of each model one version is served, the highest where none is named; a small device has no memory for the others.
+Where its manifest cannot be read, that is the highest whose can be, and the entry says what was passed over.
 Digests are checked before anything is loaded: a copy that was cut off would otherwise show as wrong answers, or as a
 crash of the runtime.
 
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from edge_agent.serving.runner import EdgeLoadable
 from tidegate.models.manifest import EngineName, Manifest
-from tidegate.models.repository import ReadManifests, Repository, RepositoryError
+from tidegate.models.repository import ReadManifests, Repository, RepositoryError, version_key
 from tidegate.models.trust import TRUSTED, check_engine
 from tidegate.models.trusted_digests import check_trusted
 from tidegate.outcome import ModelNotFound
@@ -25,10 +26,21 @@ from tidegate.runtime.process import StartError
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """One model with the variants that run here, in the manifest's order."""
+    """One model with the variants that run here, in the manifest's order.
+
+    Attributes:
+        passed_over: by version, why others of the model cannot be read.
+    """
 
     manifest: Manifest
     loadables: tuple[EdgeLoadable, ...]
+    passed_over: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def instead(self) -> str:
+        """What it is served instead of, and why; "" where that is the version to serve."""
+        own = version_key(self.manifest.version)
+        return "\n".join(why for version, why in self.passed_over.items() if version_key(version) > own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +85,8 @@ def read_catalogue(
     else:
         read, problems = ReadManifests(root).look()
         for_edges = {name: name for name, ones in read.items() if any(one.variants_for("edge") for one in ones)}
-        whole = {name: name for name in for_edges if name not in problems}
-        found = _what_is_right(root, whole, problems, allowed)
+        lost = {name: why for name, why in problems.items() if name not in for_edges}
+        found = _what_is_right(root, for_edges, lost, allowed)
     if not found.entries and not or_none and not found.problems:
         raise StartError(f"{root}: no model has a variant for edges (a variant with `where: [edge]`)")
     return found
@@ -109,7 +121,7 @@ def read_entry(root: Path, wanted: str, allowed: tuple[EngineName, ...]) -> Cata
         RepositoryError: its manifest or an artefact cannot be used.
     """
     name, _, version = wanted.partition(":")
-    repository = Repository(root, only=(name,))
+    repository = Repository(root, only=(name,), pass_over=True)
     try:
         manifest = repository.manifest(name, version)
     except ModelNotFound as error:
@@ -123,6 +135,6 @@ def read_entry(root: Path, wanted: str, allowed: tuple[EngineName, ...]) -> Cata
         check_engine(manifest, variant, allowed)
         repository.verify(manifest, variant)
         check_trusted(repository, manifest, variant)
-    return CatalogueEntry(
-        manifest, tuple(EdgeLoadable(variant, repository.artefact(manifest, variant)) for variant in variants)
-    )
+    loadables = tuple(EdgeLoadable(variant, repository.artefact(manifest, variant)) for variant in variants)
+    passed_over = {} if version else {one: why for (_, one), why in repository.damaged.items()}
+    return CatalogueEntry(manifest, loadables, passed_over)

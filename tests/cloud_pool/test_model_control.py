@@ -312,3 +312,21 @@ async def test_the_commands_do_the_same(root: Path, tmp_path: Path, monkeypatch:
             monkeypatch.setenv("TIDEGATE_ADMIN_TOKEN_FILE", str(tmp_path / "nothing"))
             code, words = await run("load", "one")
             assert code == 1 and "the operator's token cannot be read" in words
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit"])
+async def test_a_model_whose_newest_manifest_is_damaged_is_served_in_the_version_before(
+    root: Path, tmp_path: Path, mode: str
+) -> None:
+    (put(root, "two", "2") / "model.yaml").write_text("name: [")
+    with capture_logs() as logs:
+        async with (
+            pool(root, tmp_path, model_control=mode, models=("two",)) as app,
+            triton.InferenceServerClient(app.address) as client,
+        ):
+            states = await index(client)
+            await client.infer("two", tensors(3))
+    assert states["two:1"] == ("READY", "")
+    assert states["two:2"][0] == "UNAVAILABLE" and "is not valid YAML" in states["two:2"][1]
+    said = [one for one in logs if one["event"] == "a version cannot be read, and others stand in"]
+    assert [(one["model"], one["version"]) for one in said] == [("two", "2")]

@@ -200,3 +200,18 @@ async def test_files_that_change_while_they_are_read_are_tried_again_and_soon(
         await absent.aclose()
     assert tries == 4 and absent.reasons == {}
     assert {one["again_in_s"] for one in logs if one["event"] == "a model is not served"} == {30.0}
+
+
+@pytest.mark.slow
+async def test_a_version_whose_manifest_is_damaged_leaves_its_model_in_the_lower_one(tmp_path: Path) -> None:
+    root = tiny_repository(tmp_path / "models", ("1", "2"))
+    (root / "double" / "2" / "model.yaml").write_text("name: [")
+    with capture_logs() as logs:
+        async with edge(root) as app:
+            assert await ask(app, "double") == "1"
+            assert app.absent == {}
+            found = await run_checks(config(root, http_port=int(app.addresses["http"].rpartition(":")[2])))
+    (said,) = [one["reason"] for one in logs if one["event"] == "another generation of a model stands in for it"]
+    assert "double/2/model.yaml: is not valid YAML" in said
+    (warned,) = [one.words for one in found if one.check == "models" and one.verdict == "warning"]
+    assert said in warned and warned.endswith("it is served in version 1")

@@ -18,7 +18,7 @@ from gateway.model_control import CatalogLoader
 from tests.support.gateway.app import TWO_VARIANTS, Far, ask, configured, gateway_for, running, target, until
 from tests.support.gateway.guarded import guarded
 from tidegate.models.manifest import Manifest
-from tidegate.models.repository import Repository
+from tidegate.models.repository import Repository, RepositoryError
 from tidegate.runtime.process import StartError
 
 pytestmark = pytest.mark.slow
@@ -28,10 +28,10 @@ def shown(gateway: Gateway) -> dict[str, str]:
     return {"authorization": f"Bearer {gateway.operator_token.value}"}
 
 
-def put(root: Path, name: str) -> None:
-    folder = root / name / "1"
+def put(root: Path, name: str, version: str = "1") -> None:
+    folder = root / name / version
     folder.mkdir(parents=True)
-    manifest = msgspec.structs.replace(TWO_VARIANTS, name=name, version="1")
+    manifest = msgspec.structs.replace(TWO_VARIANTS, name=name, version=version)
     (folder / "model.yaml").write_text(yaml.safe_dump(msgspec.to_builtins(manifest)))
 
 
@@ -124,3 +124,38 @@ async def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
         with pytest.raises(StartError):
             await loader.load(name)
     assert catalog.manifest("m") is before and set(loader.served()) == {"m"}
+
+
+def versions_of(catalog: Catalog, name: str) -> list[str]:
+    return [one.version for one in catalog.manifests if one.name == name]
+
+
+async def test_a_version_that_cannot_be_read_keeps_the_gateway_and_its_other_versions(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    root = tmp_path / "models"
+    for version in ("1", "2", "3"):
+        put(root, "m", version)
+    for version in ("1", "3"):
+        (root / "m" / version / "model.yaml").write_text("name: [")
+    with capture_logs() as logs:
+        gateway = Gateway(config)
+    assert versions_of(gateway.catalog, "m") == ["2"]
+    said = [one for one in logs if one["event"] == "a version cannot be read, and others stand in"]
+    assert [(one["model"], one["version"]) for one in said] == [("m", "1"), ("m", "3")]
+    (root / "m" / "2" / "model.yaml").unlink()
+    with pytest.raises(RepositoryError, match="is not valid YAML"):
+        Gateway(config)
+
+
+async def test_a_load_leaves_the_versions_that_were_read_before_they_were_damaged(tmp_path: Path) -> None:
+    async def takes(manifest: Manifest) -> None:
+        pass
+
+    put(tmp_path, "m")
+    catalog = Catalog(Repository(tmp_path).manifests())
+    (tmp_path / "m" / "1" / "model.yaml").write_text("name: [")
+    put(tmp_path, "m", "2")
+    put(tmp_path, "m", "3")
+    (tmp_path / "m" / "3" / "model.yaml").write_text("name: [")
+    await CatalogLoader(tmp_path, catalog, takes).load("m")
+    assert versions_of(catalog, "m") == ["1", "2"]

@@ -12,6 +12,9 @@ live in those and are renamed when they are complete, so a version that can be s
 A manifest may come from anywhere: its text is bounded in size and depth, and has no aliases, a dozen lines of which can
 stand for billions of values.
 
+A version whose manifest is damaged need not take its model with it: who serves models has it passed over where another
+version of the model can be read, and says so (`pass_over`, `damaged`). A model that has no other is refused.
+
 Digests are checked by `verify` and not on each read: a gateway has no artefacts to check.
 The folders are read once, on first use; a new repository object reads them again.
 """
@@ -21,7 +24,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +51,9 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<field>.*)`")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 
 
+Damaged = Mapping[tuple[str, str], str]  # by name and version: why it cannot be read
+
+
 class RepositoryError(Exception):
     """A repository, a manifest or an artefact that cannot be used; the message names file, key and value."""
 
@@ -57,27 +63,40 @@ class Repository:
 
     Args:
         only: the names of the models that are read; None: all.
+        pass_over: whether a version that cannot be read is passed over where its model has another one.
+
+    Attributes:
+        damaged: by name and version, why each that was passed over cannot be read. It is known once manifests are read.
     """
 
-    def __init__(self, root: Path, *, only: Collection[str] | None = None) -> None:
+    def __init__(self, root: Path, *, only: Collection[str] | None = None, pass_over: bool = False) -> None:
         self.root = root
+        self.damaged: Damaged = {}
         self._only = only
+        self._pass_over = pass_over
         self._manifests: tuple[Manifest, ...] | None = None
 
     def manifests(self) -> tuple[Manifest, ...]:
         """Every model version, by name and then from the lowest version to the highest. Raises RepositoryError."""
         if self._manifests is None:
-            models = [one for one in _model_folders(self.root) if self._only is None or one.name in self._only]
-            found = (load_manifest(folder) for model in models for folder in _version_folders(model))
-            self._manifests = tuple(sorted(found, key=lambda manifest: (manifest.name, version_key(manifest.version))))
-            if wrong := [*fallback_problems(self._manifests), *halves_problems(self._manifests)]:
-                self._manifests = None
-                raise RepositoryError("\n".join(f"{self.root}: {problem}" for problem in wrong))
+            read = ReadManifests(self.root, only=self._only)
+            found, _ = read.look()
+            missed = {of: why for of, why in read.damaged.items() if not (self._pass_over and of[0] in found)}
+            wrong = list(missed.values())
+            manifests = tuple(one for _, versions in sorted(found.items()) for one in versions)
+            if not wrong:
+                problems = (*fallback_problems(manifests), *halves_problems(manifests))
+                wrong = [f"{self.root}: {problem}" for problem in problems]
+            if wrong:
+                raise RepositoryError("\n".join(wrong))
+            self._manifests, self.damaged = manifests, read.damaged
         return self._manifests
 
     def manifest(self, name: str, version: str = "") -> Manifest:
         """One version, or the highest when `version` is empty. Raises ModelNotFound, RepositoryError."""
         found = [one for one in self.manifests() if one.name == name and version in ("", one.version)]
+        if not found and (name, version) in self.damaged:
+            raise RepositoryError(self.damaged[name, version])
         if not found:
             raise ModelNotFound(self._not_found(name, version))
         return found[-1]
@@ -128,10 +147,18 @@ class ReadManifests:
     """The manifests of a repository that is looked at again and again: only those that have changed are read.
 
     Parsing takes some 10 ms each, which the process would be busy with at every look.
+
+    Args:
+        only: the names of the models that are looked at; None: all.
+
+    Attributes:
+        damaged: by name and version, as of the last look, why each cannot be read; "" where a whole model cannot be.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, only: Collection[str] | None = None) -> None:
+        self.damaged: Damaged = {}
         self._root = root
+        self._only = only
         self._read: dict[Path, tuple[tuple[int, int, int], Manifest | str]] = {}  # by folder: what its file looked like
 
     def look(self) -> tuple[dict[str, tuple[Manifest, ...]], dict[str, str]]:
@@ -141,21 +168,24 @@ class ReadManifests:
         RepositoryError where the root itself cannot be read.
         """
         found: dict[str, list[Manifest]] = {}
-        problems: dict[str, str] = {}
+        damaged: dict[tuple[str, str], str] = {}
         folders = list[Path]()
         for entry in _model_folders(self._root):
+            if self._only is not None and entry.name not in self._only:
+                continue
             try:
                 folders += _version_folders(entry)
             except RepositoryError as error:
-                problems[entry.name] = str(error)
+                damaged[entry.name, ""] = str(error)
         self._read = {folder: self._read_again(folder) for folder in folders}
         for folder, (_, manifest) in self._read.items():
             if isinstance(manifest, str):
-                problems[folder.parent.name] = manifest
+                damaged[folder.parent.name, folder.name] = manifest
             else:
                 found.setdefault(folder.parent.name, []).append(manifest)
+        self.damaged = damaged
         ordered = {name: tuple(sorted(ones, key=lambda one: version_key(one.version))) for name, ones in found.items()}
-        return ordered, problems
+        return ordered, {name: why for (name, _), why in damaged.items()}
 
     def _read_again(self, folder: Path) -> tuple[tuple[int, int, int], Manifest | str]:
         try:

@@ -10,6 +10,8 @@ The names are Triton's. How a model comes and goes is its process's business (`M
 * One change at a time. Loading takes a device's time and memory, and two at once would each see room for one.
 * A change goes on where its caller leaves: half a load is no state that a server should stay in.
 * A load that fails changes nothing: what served before serves on, and the index has the reason.
+* A version whose manifest cannot be read is passed over, and in the index: the highest is served whose can be read. But
+  what serves is not replaced by a lower one because its own manifest was damaged since.
 * What is the same as what is served (manifest, sizes and times of its files) is not loaded again.
 * At the start all that the repository has is loaded, as if it had just come there (`begin`): a model that is wrong is
   not served then either, and a process of which none is right does not start.
@@ -31,7 +33,7 @@ import structlog
 
 from tidegate import clock
 from tidegate.models.manifest import Manifest
-from tidegate.models.repository import ReadManifests, RepositoryError
+from tidegate.models.repository import Damaged, ReadManifests, RepositoryError
 from tidegate.oip.repository.model_control import ModelStatus, Statuses
 from tidegate.outcome import InternalError, InvalidRequest, ModelNotFound, NotSupported, ServeError
 from tidegate.runtime.owned_task import cancel_and_wait
@@ -119,6 +121,7 @@ class RepositoryControl:
         self._trying: asyncio.Task[None] | None = None
         self._under_way: dict[str, ModelStatus] = {}
         self._failed: dict[str, str] = {}
+        self._damaged: Damaged = {}  # of models that can be served in other versions
         self._failed_before: Mapping[str, str] = {}
 
     def failed_before(self, reasons: Mapping[str, str]) -> None:
@@ -179,15 +182,16 @@ class RepositoryControl:
         found = await asyncio.to_thread(self._look)
         served = self._loader.served()
         manifests = {name: one.manifest for name, one in found.items()} | dict(served)
+        missing = {(name, ""): reason for name, reason in self._failed.items() if name not in manifests} | {
+            (name, version): reason
+            for (name, version), reason in sorted(self._damaged.items())
+            if name not in served or served[name].version != version
+        }
         return {
             (name, one.version): self._under_way.get(name) or self._absent(name)
             for name, one in sorted(manifests.items())
             if name not in served or name in self._under_way
-        } | {
-            (name, ""): ModelStatus("UNAVAILABLE", reason)
-            for name, reason in self._failed.items()
-            if name not in manifests
-        }
+        } | {of: ModelStatus("UNAVAILABLE", reason) for of, reason in missing.items()}
 
     async def _change(self, name: str, work: Any) -> None:
         task = asyncio.create_task(work, name=f"model control of {name}")
@@ -205,6 +209,8 @@ class RepositoryControl:
                 raise ModelNotFound(self._nothing_to_load(name))
             if self._loaded.get(name) == found and name in self._loader.served():
                 return
+            if why := self._why_kept(name):
+                raise InvalidRequest(f"model {name!r} could not be loaded, and what serves is kept: {why}")
             await self._bring(name, found)
 
     async def _bring(self, name: str, found: FoundModel) -> None:
@@ -260,7 +266,8 @@ class RepositoryControl:
                 await self._unload(name)
         for name, one in found.items():
             tried = self._tried.get(name)
-            if self._loaded.get(name) == one or (tried and tried.found == one and clock.now() < tried.again_at):
+            is_tried = tried is not None and tried.found == one and clock.now() < tried.again_at
+            if is_tried or self._loaded.get(name) == one or self._why_kept(name):
                 continue
             await self._try(name, one)
 
@@ -303,12 +310,24 @@ class RepositoryControl:
             fitting = [one for one in ones if self._wanted(name) and self._loader.takes(one)]
             if fitting:
                 found[name] = _found(self._root, fitting[-1])
+        self._note_damaged({of: why for of, why in self._manifests.damaged.items() if of[0] in found})
         for name in set(problems) - set(found):
             if self._wanted(name):
                 self._failed[name] = problems[name]
         for name in [name for name in self._failed if name not in versions and name not in problems]:
             del self._failed[name]
         return found
+
+    def _note_damaged(self, damaged: Damaged) -> None:
+        for (name, version), reason in damaged.items():
+            if self._damaged.get((name, version)) != reason:
+                log.error("a version cannot be read, and others stand in", model=name, version=version, reason=reason)
+        self._damaged = damaged
+
+    def _why_kept(self, name: str) -> str:
+        """Why the version that serves is not to be replaced by what can be read; "" where it may be."""
+        served = self._loader.served().get(name)
+        return "" if served is None else self._damaged.get((name, served.version), "")
 
     def _absent(self, name: str) -> ModelStatus:
         return ModelStatus("UNAVAILABLE", self._failed.get(name, _UNLOADED))

@@ -38,7 +38,7 @@ def repository(root: Path, **models: tuple[Variant, ...]) -> Repository:
 def test_every_model_with_a_pool_variant_is_served_in_its_highest_version(tmp_path: Path) -> None:
     both = (variant("int8", "int8", "edge"), variant("fp32", "fp32", "pool"))
     models = repository(tmp_path, a=both, b=(variant("int8", "int8", "edge"),), c=both)
-    assert [one.key for one in read_catalogue(models, None, "fp32")] == ["a:2/fp32", "c:2/fp32"]
+    assert [one.key for one in read_catalogue(models, None, "fp32").loadables] == ["a:2/fp32", "c:2/fp32"]
 
 
 def test_the_wished_for_precision_is_served_and_otherwise_what_there_is(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_the_wished_for_precision_is_served_and_otherwise_what_there_is(tmp_path
         a=(variant("fp32", "fp32", "pool"), variant("bf16", "bf16", "pool")),
         b=(variant("fp32", "fp32", "pool"),),
     )
-    assert [one.key for one in read_catalogue(models, None, "bf16")] == ["a:2/bf16", "b:2/fp32"]
+    assert [one.key for one in read_catalogue(models, None, "bf16").loadables] == ["a:2/bf16", "b:2/fp32"]
 
 
 def test_a_named_model_must_be_there_and_be_for_a_pool(tmp_path: Path) -> None:
@@ -69,3 +69,16 @@ def test_a_broken_artefact_is_found_before_it_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "a" / "2" / "fp32.pt2").write_bytes(b"weightz")
     with pytest.raises(RepositoryError, match="sha256"):
         read_catalogue(models, None, "fp32")
+
+
+@pytest.mark.parametrize("models", [None, ["a"]])
+def test_a_version_that_cannot_be_read_leaves_its_model_in_a_lower_one(
+    tmp_path: Path, models: list[str] | None
+) -> None:
+    repository(tmp_path, a=(variant("fp32", "fp32", "pool"),), b=(variant("fp32", "fp32", "pool"),))
+    (tmp_path / "a" / "2" / "model.yaml").write_text("name: [")
+    found = read_catalogue(Repository(tmp_path, pass_over=True), models, "fp32")
+    assert [one.key for one in found.loadables] == ["a:1/fp32", "b:2/fp32"][: 1 if models else 2]
+    assert found.problems.keys() == {("a", "2")} and "is not valid YAML" in found.problems["a", "2"]
+    with pytest.raises(RepositoryError, match="is not valid YAML"):
+        read_catalogue(Repository(tmp_path, pass_over=True), ["a:2"], "fp32")

@@ -61,3 +61,19 @@ def test_a_model_that_is_not_there_is_told_with_those_that_are(root: Path) -> No
 def test_a_name_in_two_versions_stops_the_start(root: Path) -> None:
     with pytest.raises(StartError, match="two versions"):
         read_catalogue(Repository(root), ["double:1", "double:2"])
+
+
+@pytest.mark.parametrize("wanted", [None, ["double"]])
+def test_a_version_that_cannot_be_read_leaves_its_model_in_a_lower_one(
+    tmp_path: Path, wanted: list[str] | None
+) -> None:
+    root = tiny_repository(tmp_path, ("1", "2", "3"))
+    for version in ("1", "3"):
+        (root / "double" / version / "model.yaml").write_text("nmae: [")
+    found = read_catalogue(Repository(root), wanted)
+    (double,) = [one for one in found.entries if one.manifest.name == "double"]
+    assert double.manifest.version == "2" and not found.problems
+    assert "double/3/model.yaml: is not valid YAML" in double.instead and "double/1" not in double.instead
+    named = read_catalogue(Repository(root), ["double:2"])
+    assert named.entries[0].instead == ""
+    assert "is not valid YAML" in read_catalogue(Repository(root), ["double:3"]).problems["double"]

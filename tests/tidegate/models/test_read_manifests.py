@@ -13,6 +13,7 @@ import pytest
 from tests.cloud_pool.models import TEXT
 from tidegate.models import repository
 from tidegate.models.repository import ReadManifests, Repository, RepositoryError, save_manifest
+from tidegate.outcome import ModelNotFound
 
 
 def put(root: Path, name: str, version: str = "1", **more: object) -> Path:
@@ -91,3 +92,25 @@ def test_an_integer_that_is_too_large_is_named_whatever_its_length(tmp_path: Pat
     path = put(tmp_path, "one")
     path.write_text(path.read_text() + f"max_batch_size: 0x{'f' * digits}\n")
     assert f"an integer of {4 * digits} bits" in ReadManifests(tmp_path).look()[1]["one"]
+
+
+def test_a_version_that_cannot_be_read_is_passed_over_where_that_is_wanted_and_its_model_has_another(
+    tmp_path: Path,
+) -> None:
+    put(tmp_path, "one", "1")
+    put(tmp_path, "one", "2").write_text("name: [")
+    put(tmp_path, "two", "1")
+    models = Repository(tmp_path, pass_over=True)
+    assert [(one.name, one.version) for one in models.manifests()] == [("one", "1"), ("two", "1")]
+    assert models.manifest("one").version == "1"
+    assert models.damaged.keys() == {("one", "2")} and "is not valid YAML" in models.damaged["one", "2"]
+    with pytest.raises(RepositoryError, match="is not valid YAML"):
+        models.manifest("one", "2")
+    with pytest.raises(ModelNotFound, match=r"no version '3' \(versions: 1\)"):
+        models.manifest("one", "3")
+    with pytest.raises(RepositoryError, match="is not valid YAML"):
+        Repository(tmp_path).manifests()
+    put(tmp_path, "two", "1").write_text("name: [")
+    with pytest.raises(RepositoryError, match=r"two/1/model\.yaml: is not valid YAML"):
+        Repository(tmp_path, pass_over=True).manifests()
+    assert Repository(tmp_path, only=("one",), pass_over=True).manifest("one").version == "1"

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from tests.cloud_pool.models import TEXT
 from tidegate import clock
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import RepositoryError, save_manifest
-from tidegate.outcome import InternalError, OutOfMemory
+from tidegate.outcome import InternalError, InvalidRequest, OutOfMemory
 from tidegate.runtime.process import StartError
 from tidegate.serving import repository_control
 from tidegate.serving.repository_control import ControlMode, RepositoryControl
@@ -130,3 +131,44 @@ async def test_a_model_that_was_unloaded_is_not_missed_though_it_could_not_be_re
         await asked.load("a")
     await asked.unload("a")
     assert asked.failed == {}
+
+
+def put(root: Path, name: str, version: str, text: str = "") -> None:
+    path = save_manifest(root / name / version, msgspec.structs.replace(TEXT, name=name, version=version))
+    if text:
+        path.write_text(text)
+
+
+async def test_a_version_that_cannot_be_read_is_in_the_index_and_a_lower_one_is_loaded(root: Path) -> None:
+    loader = LoaderOfSome({})
+    put(root, "a", "9", "name: [")
+    begun = control(root, loader)
+    with capture_logs() as logs:
+        await begun.poll()
+        await begun.poll()
+    assert loader.asked == ["a", "b", "c"]
+    ((name, status),) = (await begun.statuses()).items()
+    assert name == ("a", "9") and status.state == "UNAVAILABLE" and "is not valid YAML" in status.reason
+    (said,) = [one for one in logs if one["event"] == "a version cannot be read, and others stand in"]
+    assert (said["model"], said["version"]) == ("a", "9")
+    put(root, "a", "9")
+    await begun.poll()
+    assert loader.asked == ["a", "b", "c", "a"]
+    assert await begun.statuses() == {}
+
+
+@pytest.mark.parametrize("mode", ["poll", "explicit"])
+async def test_what_serves_is_not_replaced_by_a_lower_one_as_its_manifest_is_damaged(
+    root: Path, mode: ControlMode
+) -> None:
+    put(root, "a", "0.1")
+    loader = LoaderOfSome({})
+    begun = control(root, loader, mode)
+    await begun.poll()
+    put(root, "a", TEXT.version, "name: [")
+    await begun.poll()
+    assert loader.asked == ["a", "b", "c"] and begun.failed == {}
+    if mode == "explicit":
+        with pytest.raises(InvalidRequest, match=r"what serves is kept: .*is not valid YAML"):
+            await begun.load("a")
+    assert loader.asked == ["a", "b", "c"]

@@ -73,13 +73,18 @@ class ControlAccess(Protocol):
 
 
 class FixedModels:
-    """The `ControlAccess` of a process that serves what it was started with."""
+    """The `ControlAccess` of a process that serves what it was started with.
 
-    def __init__(self, guard: Guard) -> None:
+    Args:
+        missing: of versions that it was to serve, and could not be started with.
+    """
+
+    def __init__(self, guard: Guard, missing: Statuses | None = None) -> None:
         self._guard = guard
+        self._missing = missing or {}
 
     async def statuses(self, host: ModelHost) -> Statuses:
-        return {}
+        return self._missing
 
     async def admit(self, presented: PresentedCredentials) -> ModelControl:
         return _Fixed(await self._guard.admit(presented))
