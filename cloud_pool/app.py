@@ -221,6 +221,7 @@ class PoolApp:
         workers = self._make_workers(plain, generating, scheduler, memory_limit)
         control = AdaptiveControl(config.control.limits)
         self._host = self._new_host(loadables, traces, control)
+        self._host.models.is_absent = self._is_absent
         if self._control is not None:
             self._control.serve(self._host, self._announce)
         door = await self._stack.enter_async_context(self._grpc_server(tls))
@@ -305,16 +306,17 @@ class PoolApp:
             return []
         found = await asyncio.to_thread(
             read_catalogue,
-            Repository(config.model_repository, pass_over=True),
+            Repository(config.model_repository),
             config.models,
             *self._precisions,
             config.allowed_engines,
+            check=config.steps.check,
         )
-        self._problems = found.problems
+        served = {one.manifest.name for one in found.loadables}
         for (name, version), why in sorted(found.problems.items()):
-            log.error("a version cannot be read, and others stand in", model=name, version=version, reason=why)
-        for one in found.loadables:
-            config.steps.check(one.public or one.manifest)
+            words = "a version cannot be read, and others stand in" if name in served else "a model is not served"
+            log.error(words, model=name, version=version, reason=why)
+        self._problems = found.problems
         return list(found.loadables)
 
     async def _on_onnx_devices(self, loadables: list[PoolLoadable]) -> list[PoolLoadable]:
@@ -575,6 +577,12 @@ class PoolApp:
             attest=self._attester.answer if self._attester else no_evidence,
             limits=content,
         ).add_to(server)
+
+    def _is_absent(self, name: str) -> bool:
+        """Whether a model that is not served is there, and is wrong."""
+        if self._control is not None:
+            return name in self._control.control.failed
+        return any(of == name for of, _ in self._problems)
 
     def _fixed_models(self) -> FixedModels:
         missing = {of: ModelStatus("UNAVAILABLE", why) for of, why in self._problems.items()}

@@ -156,10 +156,14 @@ class PoolModelControl:
 
     def _read(self, name: str, reload: int) -> Sequence[PoolLoadable]:
         config = self._config
-        repository = Repository(config.model_repository)
-        found = read_catalogue(repository, [name], self._precisions[0], self._precisions[1:], config.allowed_engines)
-        for one in found.loadables:
-            config.steps.check(one.public or one.manifest)
+        found = read_catalogue(
+            Repository(config.model_repository),
+            [name],
+            self._precisions[0],
+            self._precisions[1:],
+            config.allowed_engines,
+            check=config.steps.check,
+        )
         return [replace(one, reload=reload) for one in found.loadables]
 
     def _resident(self, loadables: Sequence[PoolLoadable]) -> Resident:

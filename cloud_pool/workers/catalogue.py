@@ -2,16 +2,18 @@
 
 Each model is served in its highest version, in those of its pool variants that have the configured precision, and
 behind them those of the further precisions, for callers that demand them; or, if it has none of these, in all of them:
-the variant's name is declared in every offer and answer, so this is never silent. A model that is named in the
-configuration must be there; without names, everything with a pool variant is served. A version whose manifest cannot be
+the variant's name is declared in every offer and answer, so this is never silent. A version whose manifest cannot be
 read is passed over where the model has another one, and is among the `problems`.
+
+A model that is named in the configuration must be there and be right. Without names everything with a pool variant is
+served that is right: what is wrong with one model is among the `problems` too, and keeps no other away.
 
 Artefacts are verified against their digests before anything is loaded: this reads every byte of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -39,6 +41,11 @@ class PoolCatalogue:
     loadables: tuple[PoolLoadable, ...]
     problems: Damaged
 
+    @property
+    def in_words(self) -> str:
+        """The problems, a line for each."""
+        return "".join(f"\n{name}: {why}" for (name, _), why in sorted(self.problems.items()))
+
 
 def read_catalogue(
     repository: Repository,
@@ -46,22 +53,32 @@ def read_catalogue(
     precision: str,
     also: Sequence[str] = (),
     allowed: tuple[EngineName, ...] = TRUSTED,
+    *,
+    check: Callable[[Manifest], None] = lambda _: None,
 ) -> PoolCatalogue:
-    """The named models, or all that have a variant for pools. Blocks.
+    """The named models, or all that have a variant for pools and are right. Blocks.
+
+    Args:
+        check: raises StartError for a model that may not run here.
 
     Raises:
-        RepositoryError: a manifest or an artefact is wrong, or there is nothing to serve.
-        StartError: a configured model does not exist.
+        RepositoryError: a named model is wrong, every model is, or there is nothing to serve.
+        StartError: a configured model does not exist, or may not run here.
     """
-    names = _for_pools(repository) if models is None else models
-    loadables, problems = dict[str, PoolLoadable](), dict[tuple[str, str], str]()
-    for wanted in sorted(set(names)):
-        found = _read_model(repository.root, wanted, (precision, *also), allowed)
-        loadables |= {one.key: one for one in found.loadables}
-        problems |= found.problems
-    if not loadables:
-        raise RepositoryError(f"{repository.root}: no model has a variant for the pool, so there is nothing to serve")
-    return PoolCatalogue(tuple(loadables.values()), problems)
+    root = repository.root
+
+    def read(wanted: str) -> PoolCatalogue:
+        found = _read_model(root, wanted, (precision, *also), allowed)
+        for one in found.loadables:
+            check(one.public or one.manifest)
+        return found
+
+    found = _what_is_right(root, read) if models is None else _joined([read(one) for one in sorted(set(models))])
+    if not found.loadables and found.problems:
+        raise RepositoryError(f"no model of {root} could be loaded:{found.in_words}")
+    if not found.loadables:
+        raise RepositoryError(f"{root}: no model has a variant for the pool, so there is nothing to serve")
+    return found
 
 
 def check_memory(loadables: Sequence[PoolLoadable], *, workers: int, limit_bytes: float, device: str) -> None:
@@ -93,8 +110,27 @@ def _least_units(manifest: Manifest) -> float:
     return max(1.0, float(elements * (spec.datatype.itemsize if manifest.cost.feature == "bytes" else 1)))
 
 
-def _for_pools(repository: Repository) -> set[str]:
-    return {manifest.name for manifest in repository.manifests() if manifest.variants_for("pool")}
+def _what_is_right(root: Path, read: Callable[[str], PoolCatalogue]) -> PoolCatalogue:
+    """Each model with a variant for pools that can be read."""
+    manifests = ReadManifests(root)
+    versions, _ = manifests.look()
+    parts, problems = list[PoolCatalogue](), dict(manifests.damaged)
+    for name, ones in sorted(versions.items()):
+        if not any(one.variants_for("pool") for one in ones):
+            continue
+        try:
+            parts.append(read(name))
+        except (RepositoryError, StartError) as error:
+            problems[name, ones[-1].version] = str(error)
+    return PoolCatalogue(_joined(parts).loadables, problems)
+
+
+def _joined(parts: Iterable[PoolCatalogue]) -> PoolCatalogue:
+    loadables, problems = dict[str, PoolLoadable](), dict[tuple[str, str], str]()
+    for part in parts:
+        loadables |= {one.key: one for one in part.loadables}
+        problems |= part.problems
+    return PoolCatalogue(tuple(loadables.values()), problems)
 
 
 def _read_model(root: Path, wanted: str, precisions: Sequence[str], allowed: tuple[EngineName, ...]) -> PoolCatalogue:

@@ -27,7 +27,7 @@ from tests.support.gateway.app import config_over, gateway_for, until
 from tidegate import clock
 from tidegate.config import load
 from tidegate.models.digest import sha256_of
-from tidegate.models.repository import save_manifest
+from tidegate.models.repository import RepositoryError, save_manifest
 from tidegate.runtime.process import StartError
 from tidegate.servers.operator_token import token_for
 from tidegate.tools.build.cli import model
@@ -233,16 +233,36 @@ async def test_a_start_is_refused_with_what_cannot_be(root: Path, tmp_path: Path
                 raise AssertionError("it started")
 
 
-async def test_a_pool_starts_without_its_wrong_models_and_says_why(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("mode", "version"), [("explicit", ""), ("none", "1")])
+async def test_a_pool_starts_without_its_wrong_models_and_says_why(
+    root: Path, tmp_path: Path, mode: str, version: str
+) -> None:
     (put(root, "broken") / TEXT.variants[0].artefact).write_bytes(b"cut off")
     (root / "two" / "1" / "model.yaml").write_text("name: [")
-    async with pool(root, tmp_path) as app, triton.InferenceServerClient(app.address) as client:
-        states = await index(client)
-        assert states["one:1"] == ("READY", "")
-        assert "has 7 bytes" in states["broken:1"][1] and "is not valid YAML" in states["two:"][1]
+    with capture_logs() as logs:
+        async with (
+            pool(root, tmp_path, model_control=mode) as app,
+            triton.InferenceServerClient(app.address) as client,
+        ):
+            states = await index(client)
+            await client.infer("one", tensors(3))
+            with pytest.raises(InferenceServerException, match="'broken' is not served by pool/pool for now: it could"):
+                await client.infer("broken", tensors(3))
+    assert states["one:1"] == ("READY", "")
+    assert "has 7 bytes" in states["broken:1"][1] and "is not valid YAML" in states[f"two:{version}"][1]
+    missed = {one["model"]: one["reason"] for one in logs if one["event"] == "a model is not served"}
+    assert missed == {"broken": states["broken:1"][1], "two": states[f"two:{version}"][1]}
     shutil.rmtree(root / "one")
-    with pytest.raises(StartError, match=r"no model of .* could be loaded:\nbroken: [^\n]*has 7 bytes.*\ntwo: "):
-        async with pool(root, tmp_path):
+    words = r"no model of .* could be loaded:\nbroken: [^\n]*has 7 bytes.*\ntwo: "
+    with pytest.raises((StartError, RepositoryError), match=words):
+        async with pool(root, tmp_path, model_control=mode):
+            raise AssertionError("it started")
+
+
+async def test_a_pool_with_fixed_models_does_not_start_without_one_that_is_named(root: Path, tmp_path: Path) -> None:
+    (root / "two" / "1" / "model.yaml").write_text("name: [")
+    with pytest.raises(RepositoryError, match="is not valid YAML"):
+        async with pool(root, tmp_path, model_control="none", models=("one", "two")):
             raise AssertionError("it started")
 
 

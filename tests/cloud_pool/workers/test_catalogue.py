@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,7 @@ import pytest
 from cloud_pool.workers.catalogue import read_catalogue
 from tests.cloud_pool.models import manifest_of
 from tests.support.models.trusted import trust_file
-from tidegate.models.manifest import Variant
+from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.repository import Repository, RepositoryError, save_manifest
 from tidegate.runtime.process import StartError
 
@@ -75,10 +76,34 @@ def test_a_broken_artefact_is_found_before_it_is_loaded(tmp_path: Path) -> None:
 def test_a_version_that_cannot_be_read_leaves_its_model_in_a_lower_one(
     tmp_path: Path, models: list[str] | None
 ) -> None:
-    repository(tmp_path, a=(variant("fp32", "fp32", "pool"),), b=(variant("fp32", "fp32", "pool"),))
+    given = repository(tmp_path, a=(variant("fp32", "fp32", "pool"),), b=(variant("fp32", "fp32", "pool"),))
     (tmp_path / "a" / "2" / "model.yaml").write_text("name: [")
-    found = read_catalogue(Repository(tmp_path, pass_over=True), models, "fp32")
+    found = read_catalogue(given, models, "fp32")
     assert [one.key for one in found.loadables] == ["a:1/fp32", "b:2/fp32"][: 1 if models else 2]
     assert found.problems.keys() == {("a", "2")} and "is not valid YAML" in found.problems["a", "2"]
     with pytest.raises(RepositoryError, match="is not valid YAML"):
-        read_catalogue(Repository(tmp_path, pass_over=True), ["a:2"], "fp32")
+        read_catalogue(given, ["a:2"], "fp32")
+
+
+def refuse_d(manifest: Manifest) -> None:
+    if manifest.name == "d":
+        raise StartError("its steps may not run here")
+
+
+def test_what_is_wrong_with_one_model_keeps_no_other_away_unless_it_is_named(tmp_path: Path) -> None:
+    one = (variant("fp32", "fp32", "pool"),)
+    models = repository(tmp_path, a=one, b=one, c=one, d=one)
+    (tmp_path / "a" / "2" / "fp32.pt2").write_bytes(b"weightz")
+    for version in ("1", "2"):
+        (tmp_path / "b" / version / "model.yaml").write_text("name: [")
+    found = read_catalogue(models, None, "fp32", check=refuse_d)
+    assert [one.key for one in found.loadables] == ["c:2/fp32"]
+    assert found.problems.keys() == {("a", "2"), ("b", "1"), ("b", "2"), ("d", "2")}
+    for name, why in (("a", "sha256"), ("b", "is not valid YAML")):
+        with pytest.raises(RepositoryError, match=why):
+            read_catalogue(models, ["c", name], "fp32")
+    with pytest.raises(StartError, match="may not run here"):
+        read_catalogue(models, ["c", "d"], "fp32", check=refuse_d)
+    shutil.rmtree(tmp_path / "c")
+    with pytest.raises(RepositoryError, match=r"could be loaded:\na: .*sha256.*\nb: .*YAML(?s:.*)\nd: its steps"):
+        read_catalogue(models, None, "fp32", check=refuse_d)
