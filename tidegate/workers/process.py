@@ -1,9 +1,9 @@
 """A worker process as its parent sees it: load engines, run them, and know at once when the worker is gone.
 
 Engines live in a child because they block for long, because native code crashes, and because a runtime's memory is
-only surely given back by ending its process. The child is started by `asyncio` and talks over a socket pair
-(`channel.py`). Large arrays go through memory that both share (`shared_memory.py`): inputs are copied once, into it,
-and outputs are views of it, so keep them no longer than they are needed, or copy them.
+only surely given back by ending its process. The child talks over a socket pair (`channel.py`). Large arrays go through
+memory that both share (`shared_memory.py`): inputs are copied once, into it, and outputs are views of it, so keep them
+no longer than they are needed, or copy them.
 
 Invariants:
 * Every call ends exactly once: with its answer, with the engine's error, with WorkerDied, or cancelled by its caller.
@@ -51,6 +51,7 @@ from tidegate.outcome import (
     TooLarge,
 )
 from tidegate.pipeline.plan import StepPlan
+from tidegate.runtime.spawned_process import SpawnedProcess, spawn
 from tidegate.token_sink import TokenSink
 from tidegate.types import Buffer
 from tidegate.workers import channel
@@ -212,7 +213,7 @@ class WorkerProcess:
         self._handover = Handover.nothing()
         self._cores = cores
         self._start_timeout_s = start_timeout_s
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: SpawnedProcess | None = None
         self._socket: asyncio.Transport | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._places = asyncio.Semaphore(PIPELINE)
@@ -379,7 +380,7 @@ class WorkerProcess:
         hello = self._expect(_HELLO)
         with theirs:
             try:
-                self._process = await self._spawn(theirs)
+                self._process = self._spawn(theirs)
                 self._on_spawn(self._process.pid)
                 loop = asyncio.get_running_loop()
                 self._socket, frames = await loop.create_connection(lambda: ChildFrames(self._take), sock=ours)
@@ -393,23 +394,23 @@ class WorkerProcess:
         except TimeoutError as error:
             raise WorkerDied(f"worker {self.name} did not start within {self._start_timeout_s:g} s") from error
 
-    async def _spawn(self, theirs: socket.socket) -> asyncio.subprocess.Process:
+    def _spawn(self, theirs: socket.socket) -> SpawnedProcess:
         inputs, outputs = self._handover.files
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",  # a folder in which we were started may have packages of our names
-            "-m",
-            "tidegate.workers.child",
-            str(theirs.fileno()),
-            str(os.getpid()),
-            ",".join(map(str, sorted(self._cores))),
-            ",".join(map(str, inputs)),
-            ",".join(map(str, outputs)),
-            str(self._share_from_bytes),
-            self._scratch,
+        return spawn(
+            [
+                sys.executable,
+                "-P",  # a folder in which we were started may have packages of our names
+                "-m",
+                "tidegate.workers.child",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                ",".join(map(str, sorted(self._cores))),
+                ",".join(map(str, inputs)),
+                ",".join(map(str, outputs)),
+                str(self._share_from_bytes),
+                self._scratch,
+            ],
             pass_fds=(theirs.fileno(), *inputs, *outputs),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=2,  # our stderr: stdout carries our events, and nothing that a runtime prints may get among them
             # numpy's own BLAS pool is never used in a worker; the runtimes' pools are bounded when an engine is
             # loaded.
             # Threads that wait must sleep: OpenMP's spin takes the core from the very process that would feed them (a
