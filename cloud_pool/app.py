@@ -36,7 +36,7 @@ from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch, PoolRequest
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
-from cloud_pool.workers.catalogue import check_memory, read_catalogue, weights_bytes
+from cloud_pool.workers.catalogue import PoolCatalogue, check_memory, read_catalogue, weights_bytes
 from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable
 from cloud_pool.workers.generating_recycling import GeneratingRecycling
 from cloud_pool.workers.generating_start import GeneratingStarts
@@ -59,7 +59,7 @@ from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.models.fair_share import FairShare
 from tidegate.models.manifest import Manifest, Variant
-from tidegate.models.repository import Damaged, Repository
+from tidegate.models.repository import Repository
 from tidegate.models.work import Work
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.oip.body_budget import BodyMemory
@@ -135,7 +135,7 @@ class PoolApp:
         self._control: PoolModelControl | None = None
         self._link: LinkService | None = None
         self._attester: Attester | None = None
-        self._problems: Damaged = {}  # of models that are fixed: why they, or versions of them, are not served
+        self._problems: dict[tuple[str, str], str] = {}  # by name and version of fixed models: why it is not served
         self._loop_lag = LoopLag()
         self._costs = MeasuredCosts(
             None if config.state_dir is None else config.state_dir / "costs.json",
@@ -230,6 +230,9 @@ class PoolApp:
             self._control.publish(door.address)
         for one in workers:
             await self._stack.enter_async_context(one)
+        self._check_some()
+        for steps in self._steps.values():  # they are measured around the model's answers
+            await self._stack.enter_async_context(steps)
         self.steward = await self._stack.enter_async_context(self._new_steward(control))
         await self._stack.enter_async_context(self._generating_recycling(self.generating, self.steward.recycles))
         await self._open_metrics()
@@ -252,13 +255,15 @@ class PoolApp:
         scheduler: PoolScheduler,
         memory_limit: MemoryLimit,
     ) -> list[AbstractAsyncContextManager[object]]:
-        """Make what computes. Returns what is to be started, in this order, once the pool's address is known."""
+        """Make what computes. Returns what is to be started, in this order and before the workers of steps, once the
+        pool's address is known."""
         places = self._places()
         if self.config.model_control != "none":
             self._control = self._new_control(scheduler, places, memory_limit)
             self._supervisor = self._generating = self._control.residents
             return [self._control]
-        fixed = self._new_supervisor(plain, scheduler, places if plain else [], memory_limit)
+        leave_out = self._left_out if self.config.models is None else None
+        fixed = self._new_supervisor(plain, scheduler, places if plain else [], memory_limit, leave_out=leave_out)
         talking = self._new_generating(generating, scheduler, memory_limit)
         self._supervisor, self._generating = fixed, talking
         self._steps = {
@@ -266,7 +271,7 @@ class PoolApp:
             for one in reversed(plain)  # the first variant of each is the one that is asked for no other
             if one.public is not None
         }
-        return [fixed, talking, *self._steps.values()]  # steps are measured around the model's answers
+        return [fixed, talking]
 
     def _new_host(self, loadables: list[PoolLoadable], traces: ServedTraces, control: AdaptiveControl) -> PoolHost:
         assert self._scheduler is not None and self._supervisor is not None
@@ -316,7 +321,7 @@ class PoolApp:
         for (name, version), why in sorted(found.problems.items()):
             words = "a version cannot be read, and others stand in" if name in served else "a model is not served"
             log.error(words, model=name, version=version, reason=why)
-        self._problems = found.problems
+        self._problems |= found.problems
         return list(found.loadables)
 
     async def _on_onnx_devices(self, loadables: list[PoolLoadable]) -> list[PoolLoadable]:
@@ -464,6 +469,7 @@ class PoolApp:
         *,
         model: str = "",
         known: Mapping[str, ModelInstance] | None = None,
+        leave_out: Callable[[Manifest, str], None] | None = None,
     ) -> PoolSupervisor:
         config = self.config
         return PoolSupervisor(
@@ -486,6 +492,7 @@ class PoolApp:
             load_priority=self._load_priority if model else None,
             known=known,
             measuring=self._measured,
+            leave_out=leave_out,
             sandbox=sandbox_gaps(config.sandbox),
             on_change=self._announce,
             on_lost=self._announce,
@@ -584,9 +591,25 @@ class PoolApp:
             return name in self._control.control.failed
         return any(of == name for of, _ in self._problems)
 
+    def _left_out(self, manifest: Manifest, why: str) -> None:
+        """Serve a model no longer that no worker can compute, before the first request."""
+        of = manifest.name, manifest.version
+        log.error("a model is not served", model=manifest.name, version=manifest.version, reason=why)
+        self._problems[of] = why
+        self.host.models.remove(manifest.name)
+        self._steps.pop(of, None)
+
+    def _check_some(self) -> None:
+        """Raise StartError where every model was left out."""
+        if self._control is None and not list(self.host.models):
+            words = PoolCatalogue((), self._problems).in_words
+            raise StartError(f"no model of {self.config.model_repository} could be loaded:{words}")
+
     def _fixed_models(self) -> FixedModels:
-        missing = {of: ModelStatus("UNAVAILABLE", why) for of, why in self._problems.items()}
-        return FixedModels(OpenGuard(self.host), missing)
+        return FixedModels(
+            OpenGuard(self.host),
+            lambda: {of: ModelStatus("UNAVAILABLE", why) for of, why in self._problems.items()},
+        )
 
     def _announce(self) -> None:
         """The models came or went: gateways on a link stream hear it now."""

@@ -62,8 +62,8 @@ def read_catalogue(
         check: raises StartError for a model that may not run here.
 
     Raises:
-        RepositoryError: a named model is wrong, every model is, or there is nothing to serve.
-        StartError: a configured model does not exist, or may not run here.
+        RepositoryError: a named model is wrong, or there is nothing to serve.
+        StartError: a named model does not exist, or may not run here; or none can be served.
     """
     root = repository.root
 
@@ -75,7 +75,7 @@ def read_catalogue(
 
     found = _what_is_right(root, read) if models is None else _joined([read(one) for one in sorted(set(models))])
     if not found.loadables and found.problems:
-        raise RepositoryError(f"no model of {root} could be loaded:{found.in_words}")
+        raise StartError(f"no model of {root} could be loaded:{found.in_words}")
     if not found.loadables:
         raise RepositoryError(f"{root}: no model has a variant for the pool, so there is nothing to serve")
     return found

@@ -4,6 +4,10 @@ The first replica starts first and measures what every variant costs here, undis
 The pool is ready when every replica has been ready once, and stays ready for as long as one is: a worker that dies
 touches only its own batch (`replica.py`), and the others take over what waits.
 
+One model that no worker loads, or that fails on its own warm-up samples, need not keep the others away: where the owner
+wants that (`leave_out`), it is left out at the first start of the first worker, and told. A worker that dies names no
+model; it is a reason not to start.
+
 While there is no worker at all the scheduler holds the requests that can wait and refuses the others
 (`PoolScheduler.detach`).
 """
@@ -26,7 +30,8 @@ from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
 from cloud_pool.workers.replica import Replica
 from tidegate import clock
 from tidegate.fleet.offers import ModelState, WorkerReport
-from tidegate.outcome import Unreachable
+from tidegate.models.manifest import Manifest
+from tidegate.outcome import InternalError, ServeError, Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.workers.lost_workers import report_of
@@ -72,6 +77,7 @@ class PoolSupervisor:
         load_priority: sets workers back that were lowered when they were started; None: none are.
         known: model instances of before, with what their work costs and takes: they are warmed and not measured.
         measuring: measures what a variant costs, or has it from before.
+        leave_out: told of a model that cannot be loaded or warmed, and why; None: that is a reason not to start.
         sandbox: what the workers' sandbox lacks, "" for nothing (`tidegate/workers/sandbox_check.py`); offered so.
     """
 
@@ -95,6 +101,7 @@ class PoolSupervisor:
         load_priority: LoadPriority | None = None,
         known: Mapping[str, ModelInstance] | None = None,
         measuring: MeasureVariant = measure_anew,
+        leave_out: Callable[[Manifest, str], None] | None = None,
         sandbox: str | None = None,
     ) -> None:
         self.sandbox = sandbox
@@ -104,6 +111,7 @@ class PoolSupervisor:
         self._known = dict(known or {})
         self._measuring = measuring
         self._load_priority = load_priority
+        self._leave_out = leave_out
         self._loadables = tuple(loadables)
         self._scheduler = scheduler
         self._memory_limit = memory_limit
@@ -191,19 +199,40 @@ class PoolSupervisor:
 
     async def _prepare_all(self, worker: DeviceWorker, on_warming: Callable[[], None]) -> float:
         began_at = clock.now()
-        for loadable in self._loadables:
-            self._on_progress(f"loading {loadable.key}")
-            loaded = await worker.load(loadable)
-            if loaded.device_bytes is not None:
-                limit_bytes = self._memory_limit.of(loaded.device_bytes)
-                check_memory(self._loadables, workers=1, limit_bytes=limit_bytes, device=worker.memory_of)
+        await self._each(worker, self._load)
         loaded_s = clock.now() - began_at
         if not self.lanes:
             on_warming()
-        for loadable in self._loadables:
-            await self._warm(worker, loadable)
+        await self._each(worker, self._warm)
+        self._leave_out = None  # what one worker can do, all can
         self.load_s = clock.now() - began_at
         return loaded_s
+
+    async def _each(self, worker: DeviceWorker, step: Callable[[DeviceWorker, PoolLoadable], Awaitable[None]]) -> None:
+        for loadable in self._loadables:
+            if loadable not in self._loadables:
+                continue  # its model was left out for another variant
+            try:
+                await step(worker, loadable)
+            except InternalError as error:
+                if self._leave_out is None:
+                    raise
+                self._drop(loadable.manifest, error)
+                self._leave_out(loadable.manifest, error.message)
+
+    def _drop(self, manifest: Manifest, error: ServeError) -> None:
+        """Have a model no longer, in any variant."""
+        for one in self._loadables:
+            if one.manifest == manifest and self.lanes.pop(one.key, None) is not None:
+                self._scheduler.shut(one.key, error)
+        self._loadables = tuple(one for one in self._loadables if one.manifest != manifest)
+
+    async def _load(self, worker: DeviceWorker, loadable: PoolLoadable) -> None:
+        self._on_progress(f"loading {loadable.key}")
+        loaded = await worker.load(loadable)
+        if loaded.device_bytes is not None:
+            limit_bytes = self._memory_limit.of(loaded.device_bytes)
+            check_memory(self._loadables, workers=1, limit_bytes=limit_bytes, device=worker.memory_of)
 
     async def _warm(self, worker: DeviceWorker, loadable: PoolLoadable) -> None:
         key, manifest, variant = loadable.key, loadable.manifest, loadable.variant

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 import tritonclient.grpc.aio as triton
@@ -21,28 +20,17 @@ from tritonclient.utils import InferenceServerException
 from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
 from gateway.config.targets import TargetConfig
-from tests.cloud_pool.models import TEXT, manifest_of
-from tests.cloud_pool.workers_support import text, write_text_model
+from tests.cloud_pool.models import TEXT
+from tests.cloud_pool.workers_support import make_unloadable, put, text
 from tests.support.gateway.app import config_over, gateway_for, until
 from tidegate import clock
 from tidegate.config import load
-from tidegate.models.digest import sha256_of
-from tidegate.models.repository import RepositoryError, save_manifest
+from tidegate.models.repository import RepositoryError
 from tidegate.runtime.process import StartError
 from tidegate.servers.operator_token import token_for
 from tidegate.tools.build.cli import model
 
 pytestmark = pytest.mark.slow
-
-
-def put(root: Path, name: str, version: str = "1") -> Path:
-    """The text model under a name of its own."""
-    folder = root / name / version
-    folder.mkdir(parents=True)
-    path = write_text_model(folder / TEXT.variants[0].artefact)
-    variant = msgspec.structs.replace(TEXT.variants[0], sha256=sha256_of(path), size_bytes=path.stat().st_size)
-    save_manifest(folder, msgspec.structs.replace(manifest_of(variants=(variant,)), name=name, version=version))
-    return folder
 
 
 @pytest.fixture
@@ -254,9 +242,30 @@ async def test_a_pool_starts_without_its_wrong_models_and_says_why(
     assert missed == {"broken": states["broken:1"][1], "two": states[f"two:{version}"][1]}
     shutil.rmtree(root / "one")
     words = r"no model of .* could be loaded:\nbroken: [^\n]*has 7 bytes.*\ntwo: "
-    with pytest.raises((StartError, RepositoryError), match=words):
+    with pytest.raises(StartError, match=words):
         async with pool(root, tmp_path, model_control=mode):
             raise AssertionError("it started")
+
+
+async def test_a_pool_with_fixed_models_starts_without_one_that_no_worker_loads(root: Path, tmp_path: Path) -> None:
+    keys = {"model_control": "none", "workers": 2}
+    make_unloadable(root / "two" / "1")
+    async with pool(root, tmp_path, **keys) as app, triton.InferenceServerClient(app.address) as client:
+        state, reason = (await index(client))["two:1"]
+        assert state == "UNAVAILABLE" and "is not an ONNX model" in reason
+        await client.infer("one", tensors(3))
+        with pytest.raises(InferenceServerException, match="'two' is not served by pool/pool for now"):
+            await client.infer("two", tensors(3))
+        assert [one.name for one in app.host.offers()] == ["one"]
+    for models, words in (
+        (("one", "two"), "the pool cannot start: .*is not an ONNX model"),
+        (None, "could be loaded:\none: .*\ntwo: "),
+    ):
+        if models is None:
+            make_unloadable(root / "one" / "1")
+        with pytest.raises(StartError, match=words):
+            async with pool(root, tmp_path, models=models, **keys):
+                raise AssertionError("it started")
 
 
 async def test_a_pool_with_fixed_models_does_not_start_without_one_that_is_named(root: Path, tmp_path: Path) -> None:

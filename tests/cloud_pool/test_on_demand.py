@@ -11,7 +11,8 @@ from tritonclient.utils import InferenceServerException
 
 from gateway.core.fleet.link_events import LinkEvent, LinkLoad
 from gateway.targets.link import LinkTarget
-from tests.cloud_pool.test_model_control import pool, put, shown, tensors, workers
+from tests.cloud_pool.test_model_control import pool, shown, tensors, workers
+from tests.cloud_pool.workers_support import put
 from tidegate import clock
 
 pytestmark = pytest.mark.slow

@@ -16,14 +16,13 @@ import pytest
 
 from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
-from tests.cloud_pool.test_model_control import put
-from tests.cloud_pool.workers_support import text
+from tests.cloud_pool.workers_support import make_unloadable, put, text
 from tests.support.models.pipelines import expected_probabilities, wat_of_the_docs, weather_repository
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.config import load
 from tidegate.models.manifest import Batching
-from tidegate.outcome import DeadlineExceeded, InvalidRequest, Overloaded, Unreachable
+from tidegate.outcome import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, Unreachable
 from tidegate.runtime.process import StartError
 from tidegate.types import Call, Datatype, InferRequest, Reply
 
@@ -124,6 +123,15 @@ async def test_a_pool_that_may_not_run_modules_says_which_key(models: Path) -> N
     with pytest.raises(StartError, match=r"key 'steps\.wasm' is false"):
         async with pool(models, model_control="explicit"):
             pass
+
+
+async def test_a_model_that_no_worker_loads_is_left_out_with_its_steps(models: Path) -> None:
+    put(models, "one")
+    make_unloadable(models / "weather" / "1")
+    async with pool(models, **WITH_MODULES) as app:
+        assert [one.name for one in app.host.offers()] == ["one"] and len(all_workers()) == 1
+        with pytest.raises(ModelNotFound, match="'weather' is not served by pool/pool for now"):
+            await asked(app, "a fine day")
 
 
 def all_workers() -> list[int]:

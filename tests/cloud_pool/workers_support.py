@@ -17,7 +17,8 @@ from tests.cloud_pool.models import TEXT, manifest_of
 from tests.support.models.trusted import trust_file
 from tests.support.pool.fake_worker import LAST_ID
 from tidegate.models.digest import sha256_of
-from tidegate.models.repository import save_manifest
+from tidegate.models.manifest import Variant
+from tidegate.models.repository import load_manifest, save_manifest
 
 OPSET = 17
 
@@ -156,3 +157,24 @@ def leave_room(pid: int, room_bytes: int) -> None:
 
     limit = psutil.Process(pid).memory_info().vms + room_bytes
     resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+
+
+def put(root: Path, name: str, version: str = "1") -> Path:
+    """The text model under a name of its own."""
+    folder = root / name / version
+    folder.mkdir(parents=True)
+    path = write_text_model(folder / TEXT.variants[0].artefact)
+    variant = msgspec.structs.replace(TEXT.variants[0], sha256=sha256_of(path), size_bytes=path.stat().st_size)
+    save_manifest(folder, msgspec.structs.replace(manifest_of(variants=(variant,)), name=name, version=version))
+    return folder
+
+
+def make_unloadable(folder: Path) -> None:
+    """Give a model files that no engine loads, under their right digests."""
+    manifest, wrong = load_manifest(folder), list[Variant]()
+    for one in manifest.variants:
+        artefact = folder / one.artefact
+        artefact.write_bytes(b"this is no model")
+        size_bytes = artefact.stat().st_size
+        wrong.append(msgspec.structs.replace(one, sha256=sha256_of(artefact), size_bytes=size_bytes))
+    save_manifest(folder, msgspec.structs.replace(manifest, variants=tuple(wrong)))

@@ -68,7 +68,7 @@ def test_a_repository_with_nothing_for_a_pool_is_an_error(tmp_path: Path) -> Non
 def test_a_broken_artefact_is_found_before_it_is_loaded(tmp_path: Path) -> None:
     models = repository(tmp_path, a=(variant("fp32", "fp32", "pool"),))
     (tmp_path / "a" / "2" / "fp32.pt2").write_bytes(b"weightz")
-    with pytest.raises(RepositoryError, match="sha256"):
+    with pytest.raises(StartError, match="sha256"):
         read_catalogue(models, None, "fp32")
 
 
@@ -105,5 +105,5 @@ def test_what_is_wrong_with_one_model_keeps_no_other_away_unless_it_is_named(tmp
     with pytest.raises(StartError, match="may not run here"):
         read_catalogue(models, ["c", "d"], "fp32", check=refuse_d)
     shutil.rmtree(tmp_path / "c")
-    with pytest.raises(RepositoryError, match=r"could be loaded:\na: .*sha256.*\nb: .*YAML(?s:.*)\nd: its steps"):
+    with pytest.raises(StartError, match=r"could be loaded:\na: .*sha256.*\nb: .*YAML(?s:.*)\nd: its steps"):
         read_catalogue(models, None, "fp32", check=refuse_d)

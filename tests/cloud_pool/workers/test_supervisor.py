@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from cloud_pool.core.sharing.worker_layout import WorkerPlace
@@ -22,6 +23,8 @@ from tests.support.loop import on_virtual_time, settle
 from tests.support.pool.fake_worker import FakeWorker
 from tidegate import clock
 from tidegate.fleet.offers import WorkerReport
+from tidegate.models.manifest import Manifest
+from tidegate.outcome import InternalError
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
 from tidegate.workers.supervised import CRASH_LOOP, HEALTHY_S
@@ -50,12 +53,15 @@ class Pool:
 
 @asynccontextmanager
 async def pool(
-    loadable: PoolLoadable = LOADABLE,
+    *loadables: PoolLoadable,
     service_s: Callable[[Arrays], float] = service_s,
     hang_timeout_s: float = 30.0,
     places: Sequence[WorkerPlace] = (WorkerPlace("0"),),
+    progress: list[str] | None = None,
+    leave_out: Callable[[Manifest, str], None] | None = None,
 ) -> AsyncIterator[Pool]:
-    states, progress, processes = list[str](), list[str](), list[FakeWorker]()
+    states, processes = list[str](), list[FakeWorker]()
+    progress = [] if progress is None else progress
     told = list[WorkerReport | None]()
 
     def start_process(life: str, cores: frozenset[int]) -> FakeWorker:
@@ -64,7 +70,7 @@ async def pool(
 
     async with PoolScheduler() as scheduler:
         supervisor = PoolSupervisor(
-            [loadable],
+            loadables or [LOADABLE],
             scheduler,
             start_process=start_process,
             new_backoff=lambda: Backoff(lambda: 1.0, base_s=0.5, cap_s=30.0),
@@ -73,6 +79,7 @@ async def pool(
             on_change=lambda: states.append(supervisor.state),
             on_lost=lambda: told.append(supervisor.worker_report),
             on_progress=progress.append,
+            leave_out=leave_out,
         )
         with capture_logs():
             async with supervisor:
@@ -167,6 +174,38 @@ async def test_an_artefact_that_does_not_load_is_a_reason_not_to_start() -> None
     missing = PoolLoadable(TEXT, TEXT.variants[0], Path("/nowhere/text.onnx"))
     with pytest.raises(StartError, match=r"/nowhere/text\.onnx"):
         async with pool(missing):
+            raise AssertionError("it started")
+
+
+@on_virtual_time
+async def test_a_model_that_does_not_load_or_warm_is_left_out_where_that_is_wanted() -> None:
+    cut, spoiled = replace(TEXT, name="cut"), replace(TEXT, name="spoiled")
+    missing = PoolLoadable(cut, TEXT.variants[0], Path("/nowhere/text.onnx"))
+    second = PoolLoadable(spoiled, replace(TEXT.variants[0], name="second"), LOADABLE.artefact)
+    three = (missing, PoolLoadable(spoiled, TEXT.variants[0], LOADABLE.artefact), second, LOADABLE)
+    progress, left = list[str](), dict[str, str]()
+
+    def failing(inputs: Arrays) -> float:
+        if progress[-1] == f"measuring {second.key}":
+            raise InternalError("it has no such operator")
+        return service_s(inputs)
+
+    def leave_out(manifest: Manifest, why: str) -> None:
+        left[manifest.name] = why
+
+    two = (WorkerPlace("0"), WorkerPlace("1"))
+    async with pool(*three, service_s=failing, places=two, progress=progress, leave_out=leave_out) as subject:
+        assert left.keys() == {"cut", "spoiled"}
+        assert "/nowhere/text.onnx" in left["cut"] and left["spoiled"] == "it has no such operator"
+        assert await subject.answer() == 8.0
+        assert list(subject.supervisor.lanes) == [LOADABLE.key]
+        subject.processes[0].kill("died")
+        await settle()
+        await clock.sleep(60.0)
+        assert subject.supervisor.state == "ready"
+        assert [list(one.loaded) for one in subject.processes[1:]] == [[LOADABLE.key]] * 2
+    with pytest.raises(StartError, match="it has no such operator"):
+        async with pool(*three[1:], service_s=failing, progress=progress):
             raise AssertionError("it started")
 
 

@@ -15,7 +15,7 @@ they need an operator's right, which the access checks before it hands out the c
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from tidegate.oip.guard import Guard, PresentedCredentials
@@ -79,12 +79,12 @@ class FixedModels:
         missing: of versions that it was to serve, and could not be started with.
     """
 
-    def __init__(self, guard: Guard, missing: Statuses | None = None) -> None:
+    def __init__(self, guard: Guard, missing: Callable[[], Statuses] = dict) -> None:
         self._guard = guard
-        self._missing = missing or {}
+        self._missing = missing
 
     async def statuses(self, host: ModelHost) -> Statuses:
-        return self._missing
+        return self._missing()
 
     async def admit(self, presented: PresentedCredentials) -> ModelControl:
         return _Fixed(await self._guard.admit(presented))
