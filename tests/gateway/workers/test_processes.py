@@ -1,4 +1,7 @@
-"""A gateway of several processes, started as an operator starts it: who serves, who dies, and what callers notice."""
+"""A gateway of several processes, started as an operator starts it: who serves, who dies, and what callers notice.
+
+A start is four processes that import a gateway each, so tests that leave the gateway as it was share one.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from pathlib import Path
 import aiohttp
 import grpc
 import pytest
+import pytest_asyncio
 
 from tests.support.gateway.app import BODY, INFER, Far, repository, running
 from tests.support.gateway.processes import HEADERS, GatewayProcesses, calling
@@ -20,7 +24,7 @@ from tidegate import clock
 from tidegate.runtime.ports import is_free
 from tidegate.servers.address import port_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 
 @asynccontextmanager
@@ -36,6 +40,20 @@ async def gateway_of(
             yield gateway
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GatewayProcesses]:
+    async with gateway_of(tmp_path_factory.mktemp("shared")) as gateway:
+        yield gateway
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def gateway(shared_gateway: GatewayProcesses) -> GatewayProcesses:
+    """The shared gateway, with every process ready again after what the test before did to one."""
+    async with aiohttp.ClientSession() as session:
+        await shared_gateway.until_members(session)
+    return shared_gateway
+
+
 async def _status(session: aiohttp.ClientSession, url: str) -> int:
     async with session.post(url, json=BODY, headers=HEADERS) as answer:
         await answer.read()
@@ -46,8 +64,8 @@ def _lives(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-async def test_two_workers_answer_on_one_port_and_share_the_connections(tmp_path: Path) -> None:
-    async with gateway_of(tmp_path) as gateway, aiohttp.ClientSession() as session:
+async def test_two_workers_answer_on_one_port_and_share_the_connections(gateway: GatewayProcesses) -> None:
+    async with aiohttp.ClientSession() as session:
         url = gateway.addresses["http"] + INFER
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as callers:
@@ -82,8 +100,8 @@ async def test_a_worker_killed_under_load_costs_its_own_requests_and_is_back_by_
     assert 'tidegate_gateway_process_ends_total{name="worker-1"} 1.0' in metrics
 
 
-async def test_a_connection_that_waits_for_a_dead_worker_is_taken_by_another(tmp_path: Path) -> None:
-    async with gateway_of(tmp_path) as gateway, aiohttp.ClientSession() as session:
+async def test_a_connection_that_waits_for_a_dead_worker_is_taken_by_another(gateway: GatewayProcesses) -> None:
+    async with aiohttp.ClientSession() as session:
         worker = (await gateway.members(session))["worker-1"]["pid"]
         os.kill(worker, signal.SIGSTOP)  # connections to its sockets are set up by the kernel, and wait
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as callers:
@@ -93,13 +111,16 @@ async def test_a_connection_that_waits_for_a_dead_worker_is_taken_by_another(tmp
             waiting = [one for one in asked if not one.done()]
             os.kill(worker, signal.SIGKILL)
             answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30.0)
+        await gateway.until_members(session, **{"worker-1": worker})
     assert waiting
     assert [one for one in answers if isinstance(one, BaseException) or one.status != 200] == []
 
 
-async def test_restarting_in_turn_under_load_refuses_no_connection_and_loses_no_request(tmp_path: Path) -> None:
-    async with gateway_of(tmp_path) as gateway, aiohttp.ClientSession() as session:
-        before = {name: one["pid"] for name, one in (await gateway.members(session)).items()}
+async def test_restarting_in_turn_under_load_refuses_no_connection_and_loses_no_request(
+    gateway: GatewayProcesses,
+) -> None:
+    async with aiohttp.ClientSession() as session:
+        before, seen = await gateway.members(session), gateway.count("restarted")
         url = gateway.addresses["http"]
         async with (
             calling(url, 4, keep=False, pause_s=0.005) as short,
@@ -107,22 +128,25 @@ async def test_restarting_in_turn_under_load_refuses_no_connection_and_loses_no_
         ):
             await clock.sleep(0.5)
             gateway.signal(signal.SIGHUP)
-            await gateway.event("restarted")
+            await gateway.event("restarted", seen + 1)
             await clock.sleep(0.5)
-        await gateway.until_members(session, **before)
+        await gateway.until_members(session, **{name: one["pid"] for name, one in before.items()})
         members = await gateway.members(session)
     assert (short.refused, short.broken, short.others) == (0, [], {})
     assert (kept.refused, kept.broken, kept.others) == (0, [], {})
     assert short.statuses[200] > 100 and kept.statuses[200] > 100
-    assert {name: one["ended"] for name, one in members.items()} == dict.fromkeys(before, 0)
+    assert {name: one["ended"] for name, one in members.items()} == {name: one["ended"] for name, one in before.items()}
 
 
-async def test_a_restart_with_a_broken_configuration_changes_nothing_and_says_why(tmp_path: Path) -> None:
-    async with gateway_of(tmp_path) as gateway, aiohttp.ClientSession() as session:
+async def test_a_restart_with_a_broken_configuration_changes_nothing_and_says_why(gateway: GatewayProcesses) -> None:
+    async with aiohttp.ClientSession() as session:
         before = {name: one["pid"] for name, one in (await gateway.members(session)).items()}
         gateway.configure(policy="dearest")
         gateway.signal(signal.SIGHUP)
-        await gateway.event("restart_failed")
+        try:
+            await gateway.event("restart_failed")
+        finally:
+            gateway.configure(policy="value")
         after = {name: one["pid"] for name, one in (await gateway.members(session)).items()}
         async with session.post(gateway.addresses["http"] + INFER, json=BODY, headers=HEADERS) as answer:
             assert answer.status == 200
@@ -130,17 +154,17 @@ async def test_a_restart_with_a_broken_configuration_changes_nothing_and_says_wh
     assert "policy" in gateway.events[-1]["reason"] and "dearest" in gateway.events[-1]["reason"]
 
 
-async def test_a_dead_keeper_costs_callers_nothing(tmp_path: Path) -> None:
-    async with gateway_of(tmp_path) as gateway, aiohttp.ClientSession() as session:
-        keeper = (await gateway.members(session))["keeper"]["pid"]
+async def test_a_dead_keeper_costs_callers_nothing(gateway: GatewayProcesses) -> None:
+    async with aiohttp.ClientSession() as session:
+        before, seen = (await gateway.members(session))["keeper"], gateway.count("worker_ended")
         async with calling(gateway.addresses["http"], 4, keep=False, pause_s=0.01) as told:
-            os.kill(keeper, signal.SIGKILL)
-            await gateway.event("worker_ended")
-            await gateway.until_members(session, keeper=keeper)
+            os.kill(before["pid"], signal.SIGKILL)
+            await gateway.event("worker_ended", seen + 1)
+            await gateway.until_members(session, keeper=before["pid"])
             await clock.sleep(1.5)
         state = await gateway.members(session)
     assert (told.refused, told.broken, told.others) == (0, [], {})
-    assert state["keeper"]["ended"] == 1
+    assert state["keeper"]["ended"] == before["ended"] + 1
     assert "in_flight" in state["worker-1"]  # the new keeper hears the workers
 
 
@@ -235,47 +259,47 @@ async def test_a_quota_holds_over_workers_without_a_broker(tmp_path: Path) -> No
     assert 0.75 * rate * 6.0 <= statuses[200] <= 1.15 * rate * 6.0
 
 
-async def test_grpc_callers_are_shared_too_and_see_no_restart(tmp_path: Path) -> None:
-    async with gateway_of(tmp_path) as gateway:
-        options = [("grpc.use_local_subchannel_pool", 1)]
-        failed: list[str] = []
-        over = asyncio.Event()
-        answered = 0
+async def test_grpc_callers_are_shared_too_and_see_no_restart(gateway: GatewayProcesses) -> None:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    failed: list[str] = []
+    over = asyncio.Event()
+    answered = 0
 
-        async def caller() -> None:
-            nonlocal answered
-            async with grpc.aio.insecure_channel(gateway.addresses["grpc"], options=options) as channel:
-                live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
-                while not over.is_set():
-                    try:
-                        await live(b"", timeout=20.0)
-                        answered += 1
-                    except grpc.aio.AioRpcError as error:
-                        failed.append(f"{error.code().name}: {error.details()}")
-                    await clock.sleep(0.005)
+    async def caller() -> None:
+        nonlocal answered
+        async with grpc.aio.insecure_channel(gateway.addresses["grpc"], options=options) as channel:
+            live = channel.unary_unary("/inference.GRPCInferenceService/ServerLive")
+            while not over.is_set():
+                try:
+                    await live(b"", timeout=20.0)
+                    answered += 1
+                except grpc.aio.AioRpcError as error:
+                    failed.append(f"{error.code().name}: {error.details()}")
+                await clock.sleep(0.005)
 
-        callers = [asyncio.create_task(caller()) for _ in range(6)]
-        await clock.sleep(0.5)
-        gateway.signal(signal.SIGHUP)
-        await gateway.event("restarted")
-        await clock.sleep(0.5)
-        over.set()
-        await asyncio.gather(*callers)
+    callers = [asyncio.create_task(caller()) for _ in range(6)]
+    await clock.sleep(0.5)
+    seen = gateway.count("restarted")
+    gateway.signal(signal.SIGHUP)
+    await gateway.event("restarted", seen + 1)
+    await clock.sleep(0.5)
+    over.set()
+    await asyncio.gather(*callers)
     assert failed == []
     assert answered > 100
 
 
-async def test_a_taken_port_and_a_part_that_cannot_start_end_the_start_with_the_reason(tmp_path: Path) -> None:
-    gateway = GatewayProcesses(tmp_path)
-    (tmp_path / "one").mkdir()
-    async with gateway_of(tmp_path / "one") as first:
-        gateway.configure(http_port=port_of(first.addresses["http"]))
-        with pytest.raises(AssertionError, match="key 'http_port'"):
-            await gateway.__aenter__()
-        assert await gateway.ended() == 1
-        gateway.events.clear()
-        gateway.configure(http_port=0, metrics_port=port_of(first.addresses["metrics"]))
-        with pytest.raises(AssertionError, match="key 'metrics_port'"):
-            await gateway.__aenter__()
-        assert await gateway.ended() == 1
-        assert "metrics_port" in gateway.events[-1]["reason"]
+async def test_a_taken_port_and_a_part_that_cannot_start_end_the_start_with_the_reason(
+    gateway: GatewayProcesses, tmp_path: Path
+) -> None:
+    other = GatewayProcesses(tmp_path)
+    other.configure(http_port=port_of(gateway.addresses["http"]))
+    with pytest.raises(AssertionError, match="key 'http_port'"):
+        await other.__aenter__()
+    assert await other.ended() == 1
+    other.events.clear()
+    other.configure(http_port=0, metrics_port=port_of(gateway.addresses["metrics"]))
+    with pytest.raises(AssertionError, match="key 'metrics_port'"):
+        await other.__aenter__()
+    assert await other.ended() == 1
+    assert "metrics_port" in other.events[-1]["reason"]

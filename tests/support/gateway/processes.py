@@ -74,10 +74,14 @@ class GatewayProcesses:
         async for line in self._process.stdout:
             self.events.append(json.loads(line))
 
+    def count(self, name: str) -> int:
+        """How many events of this name there have been."""
+        return sum(one["event"] == name for one in self.events)
+
     async def event(self, name: str, count: int = 1) -> None:
         """Wait for the n-th event of a name; fails where the process has ended."""
         async with asyncio.timeout(READY_WITHIN_S):
-            while sum(one["event"] == name for one in self.events) < count:
+            while self.count(name) < count:
                 assert self._reading is not None and not self._reading.done(), self.log.read_text()
                 await clock.sleep(0.02)
 
