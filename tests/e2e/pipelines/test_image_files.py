@@ -8,6 +8,7 @@ import shlex
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ import tritonclient.http as triton_http
 from click.testing import CliRunner
 
 from tests.support.faults.fleet_stack import FleetStack
-from tests.support.models.images import as_file, as_tensor, scanned_digits
+from tests.support.models.images import Pixels, as_file, as_tensor, scanned_digits
 from tests.support.mqtt.brokers import MOSQUITTO
 from tidegate.cli import cli
 from tidegate.models.repository import Repository
@@ -31,17 +32,28 @@ pytestmark = [
 ]
 
 DOCS = Path(__file__).parents[3] / "docs" / "pipelines.md"
-SCANS = scanned_digits(40)
-PNGS = [as_file(one) for one in SCANS]
-JPEGS = [as_file(one, "JPEG", quality=98) for one in SCANS]
-BROKEN = [
-    PNGS[0][:-40],
-    JPEGS[0][:-60],
-    b"",
-    b"GIF89a",
-    PNGS[0][:20] + b"\x7f" + PNGS[0][21:],
-    b"\xff\xd8\xff" + bytes(99),
-]
+
+
+# Functions, since what reads the digits imports for seconds, and every process of a run collects this file.
+@cache
+def scans() -> list[Pixels]:
+    return scanned_digits(40)
+
+
+@cache
+def pngs() -> list[bytes]:
+    return [as_file(one) for one in scans()]
+
+
+@cache
+def jpegs() -> list[bytes]:
+    return [as_file(one, "JPEG", quality=98) for one in scans()]
+
+
+@cache
+def broken_files() -> list[bytes]:
+    png = pngs()[0]
+    return [png[:-40], jpegs()[0][:-60], b"", b"GIF89a", png[:20] + b"\x7f" + png[21:], b"\xff\xd8\xff" + bytes(99)]
 
 
 def command_of_the_docs() -> list[str]:
@@ -83,7 +95,7 @@ def expected(digits: Path, variant: str) -> list[int]:
     manifest = repository.manifest("digits")
     (one,) = [one for one in manifest.variants if one.name == variant]
     engine = load_engine(one.engine, repository.artefact(manifest, one), outputs=("probabilities",))
-    pixels = np.stack(SCANS)[:, None].astype(np.float32) / np.float32(255)
+    pixels = np.stack(scans())[:, None].astype(np.float32) / np.float32(255)
     found = [engine.infer({"image": row[None]})["probabilities"][0] for row in pixels]
     return [int(one) for one in np.argmax(found, axis=1)]
 
@@ -105,23 +117,23 @@ def curl(stack: FleetStack, folder: Path, file: bytes) -> tuple[int, str, bytes]
 def test_files_are_answered_as_their_pixels_by_the_device_and_by_the_pool(
     stack: FleetStack, digits: Path, tmp_path: Path
 ) -> None:
-    of_edge = [places(stack, one, pin="edge")[0] for one in PNGS]
+    of_edge = [places(stack, one, pin="edge")[0] for one in pngs()]
     assert of_edge == expected(digits, "int8")
-    of_jpeg = places(stack, *JPEGS[:8], pin="edge")
+    of_jpeg = places(stack, *jpegs()[:8], pin="edge")
     assert sum(one == other for one, other in zip(of_jpeg, of_edge, strict=False)) >= 7
 
-    status, by, _ = curl(stack, tmp_path, PNGS[3])
+    status, by, _ = curl(stack, tmp_path, pngs()[3])
     assert (status, by.partition("/")[0] in ("edge", "pool")) == (200, True)
     with triton_http.InferenceServerClient(stack.http.removeprefix("http://")) as client:
         sent = triton_http.InferInput("file", [2], "BYTES")
-        sent.set_data_from_numpy(as_tensor(PNGS[5], JPEGS[5]), binary_data=True)
+        sent.set_data_from_numpy(as_tensor(pngs()[5], jpegs()[5]), binary_data=True)
         answer = client.infer("digit-files", [sent], headers={"tidegate-pin": "edge"})
         assert answer.as_numpy("place").ravel().tolist() == [of_edge[5]] * 2
 
     stack.part("a").kill()
     try:
-        assert [places(stack, one)[0] for one in PNGS] == expected(digits, "fp32")
-        assert curl(stack, tmp_path, JPEGS[3])[1] == "pool/pool"
+        assert [places(stack, one)[0] for one in pngs()] == expected(digits, "fp32")
+        assert curl(stack, tmp_path, jpegs()[3])[1] == "pool/pool"
     finally:
         stack.part("a").start()
         stack.part("a").wait_ready()
@@ -129,13 +141,13 @@ def test_files_are_answered_as_their_pixels_by_the_device_and_by_the_pool(
 
 
 def test_each_broken_file_is_its_senders_error_while_others_are_answered(stack: FleetStack, tmp_path: Path) -> None:
-    good = {pin: [places(stack, one, pin=pin)[0] for one in PNGS[:6]] for pin in ("edge", "any")}
+    good = {pin: [places(stack, one, pin=pin)[0] for one in pngs()[:6]] for pin in ("edge", "any")}
     workers = sorted(one.pid for name in ("a", "pool") for one in stack.part(name).everyone())
 
     def ask(number: int) -> object:
         pin, broken = ("edge", "any")[number % 2], number % 3 == 0
         try:
-            return places(stack, BROKEN[number // 3 % 6] if broken else PNGS[number % 6], pin=pin) == [
+            return places(stack, broken_files()[number // 3 % 6] if broken else pngs()[number % 6], pin=pin) == [
                 good[pin][number % 6]
             ]
         except triton_grpc.InferenceServerException as error:
@@ -152,9 +164,9 @@ def test_each_broken_file_is_its_senders_error_while_others_are_answered(stack: 
             assert isinstance(one, bool), one
     assert sorted(one.pid for name in ("a", "pool") for one in stack.part(name).everyone()) == workers
 
-    status, _, body = curl(stack, tmp_path, BROKEN[0])
+    status, _, body = curl(stack, tmp_path, broken_files()[0])
     assert status == 400 and "image file is truncated" in json.loads(body)["error"]
-    bomb = PNGS[0][:16] + (60_000).to_bytes(4, "big") * 2 + PNGS[0][24:]
+    bomb = pngs()[0][:16] + (60_000).to_bytes(4, "big") * 2 + pngs()[0][24:]
     status, _, body = curl(stack, tmp_path, bomb)
     assert status == 400 and "at most 16777216 (max_pixels)" in json.loads(body)["error"]
     assert all(target["state"] == "ready" for target in stack.targets().values())

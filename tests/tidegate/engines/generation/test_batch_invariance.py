@@ -15,7 +15,6 @@ from tests.support.paced_generation import asking
 from tests.support.stepping import run, run_one
 from tidegate.engines.engine import load_generative_engine
 from tidegate.engines.errors import EngineError
-from tidegate.engines.generation import continuous_batching
 from tidegate.engines.generation.batch_invariance import BatchInvariance
 from tidegate.engines.generation.limits import GenerationLimits
 from tidegate.generate.engine import GenerativeEngine
@@ -81,6 +80,8 @@ def test_texts_are_those_of_generate_alone_and_in_any_company(weights: Path, exp
 def test_no_prompt_is_computed_in_parts_unless_it_is_longer_than_a_step(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tidegate.engines.generation import continuous_batching  # imports for seconds, and is only wanted here
+
     monkeypatch.setattr(continuous_batching, "_WHOLE_STEP_TOKENS", 64)
     monkeypatch.setattr(continuous_batching, "_STEP_TOKENS", {"cpu": 64})
     one: Any = engine(weights, slots=4)
@@ -126,7 +127,9 @@ def test_a_sequence_that_waits_for_room_can_be_cancelled_and_a_failure_forgets_i
 
 
 def test_a_model_with_windows_is_refused_by_the_keys_name(weights: Path) -> None:
-    model = continuous_batching.load_causal_model(weights, torch.device("cpu"))
+    from tidegate.engines.generation.continuous_batching import load_causal_model
+
+    model = load_causal_model(weights, torch.device("cpu"))
     model.config.layer_types = ["sliding_attention", "full_attention", "full_attention"]
     with pytest.raises(EngineError, match="batch_invariant: is for models with full attention"):
         BatchInvariance(model)
