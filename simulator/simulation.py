@@ -177,9 +177,12 @@ class World:
         draw = stream(self._seed, "router", number).random
         threshold, truth, shared = self._scenario.static_threshold, self._truth, self._scenario.shares_targets
         tenants = {name: share.spec for name, share in self._scenario.tenants.items()}
-        weight = self._scenario.cost_weight
+        weight, most = self._scenario.cost_weight, self._scenario.max_in_flight
         return lambda gateway: policies.router(
-            self._policy, policies.Surroundings(gateway, draw, threshold, truth, shared, tenants, cost_weight=weight)
+            self._policy,
+            policies.Surroundings(
+                gateway, draw, threshold, truth, shared, tenants, cost_weight=weight, max_in_flight=most
+            ),
         )
 
     def _budget(self) -> CloudBudget | None:

@@ -22,6 +22,7 @@ from gateway.config.store import SharedStoreConfig
 from gateway.config.targets import TargetConfig
 from gateway.config.tenants import TenantConfig
 from gateway.core.access.networks import LOOPBACK, PRIVATE, AllowedNetworks
+from gateway.core.admission.concurrency import MAX_IN_FLIGHT
 from gateway.core.fleet.target import EdgeTransport
 from gateway.core.placement.utility import COST_WEIGHT
 from tidegate.config import REPOSITORY_POLL_S, ProcessConfig, Shares
@@ -178,7 +179,7 @@ class GatewayConfig(ProcessConfig):
         description="What unauthenticated peers can make this process spend: docs/security.md.",
     )
     max_in_flight: int = Field(
-        1024,
+        MAX_IN_FLIGHT,
         gt=0,
         description="Most requests in flight at once; the limit in force adapts below it. Beyond, callers get 429.",
     )

@@ -99,8 +99,10 @@ class Clairvoyant:
     judges = False  # it foresees time, not answers
     placer: Placer | None = None  # it cuts no model
 
-    def __init__(self, fleet: Fleet, streams: Mapping[str, SimulatedStream], truth: PerfectKnowledge) -> None:
-        self.door: AdmissionControl = FixedLimitAdmission()
+    def __init__(
+        self, fleet: Fleet, streams: Mapping[str, SimulatedStream], truth: PerfectKnowledge, max_in_flight: int
+    ) -> None:
+        self.door: AdmissionControl = FixedLimitAdmission(max_in_flight)
         self.handovers: HandoverPolicy | None = None
         self.hedges: HedgePolicy = DeadlineHedging()  # is shown no alternative to hedge with
         self._fleet = fleet

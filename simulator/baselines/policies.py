@@ -45,7 +45,7 @@ from typing import Final, NamedTuple
 
 from gateway.config.gateway import GatewayConfig
 from gateway.core.admission.admission import Admission
-from gateway.core.admission.concurrency import AdaptiveLimit
+from gateway.core.admission.concurrency import MAX_IN_FLIGHT, AdaptiveLimit
 from gateway.core.admission.placement_guard import AdmissionGuard
 from gateway.core.admission.tenants import TenantQuotas, TenantSpec
 from gateway.core.fleet.fleet import Fleet
@@ -60,7 +60,7 @@ from gateway.core.request.handover_by_chance import ChanceHandovers
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.request.hedging import DeadlineHedging, Hedge, HedgePolicy, PendingAttempt
 from simulator.baselines.clairvoyant import Clairvoyant, PerfectKnowledge
-from simulator.world.admission import MAX_IN_FLIGHT, AdmissionControl, FixedLimitAdmission
+from simulator.world.admission import AdmissionControl, FixedLimitAdmission
 from simulator.world.arrivals import SimulatedRequest
 from simulator.world.gateway import Router, SimulatedGateway
 from simulator.world.link_stream import SimulatedStream
@@ -82,6 +82,7 @@ class Surroundings(NamedTuple):
     shares_targets: bool = False  # with many other gateways
     tenants: Mapping[str, TenantSpec] = {}
     cost_weight: float = COST_WEIGHT  # of Tidegate's policy by value
+    max_in_flight: int = MAX_IN_FLIGHT
 
 
 class PlacerRouter:
@@ -131,7 +132,7 @@ class Baseline(ABC):
         self.draw = around.draw
         self.handovers: HandoverPolicy | None = None
         self.queue_estimate = queue_estimate
-        self.door: AdmissionControl = FixedLimitAdmission()
+        self.door: AdmissionControl = FixedLimitAdmission(around.max_in_flight)
         self.hedges: HedgePolicy = (
             DeadlineHedging()
         )  # never has an alternative to hedge with; lets every failure fall back
@@ -378,7 +379,7 @@ def _value(
 
 
 def _admission(around: Surroundings) -> Admission:
-    limit = AdaptiveLimit(MAX_IN_FLIGHT, targets=lambda: around.gateway.fleet.queues)
+    limit = AdaptiveLimit(around.max_in_flight, targets=lambda: around.gateway.fleet.queues)
     return Admission(limit, TenantQuotas(around.tenants), draw=around.draw)
 
 
@@ -453,7 +454,7 @@ def router(policy: str, around: Surroundings) -> Router:
     if policy in _OWN:
         return _OWN[policy](around)
     if policy == ORACLE:
-        return Clairvoyant(around.gateway.fleet, around.gateway.streams, around.truth)
+        return Clairvoyant(around.gateway.fleet, around.gateway.streams, around.truth, around.max_in_flight)
     if policy not in POLICIES:
         raise KeyError(policy)
     name = policy.removesuffix(LEDGER)

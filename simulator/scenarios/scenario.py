@@ -23,6 +23,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from gateway.core.admission.concurrency import MAX_IN_FLIGHT
 from gateway.core.admission.tenants import TenantSpec
 from gateway.core.placement.crowd import FROM_GATEWAYS
 from gateway.core.placement.utility import COST_WEIGHT
@@ -371,6 +372,7 @@ class Scenario(_ScenarioPart, frozen=True, kw_only=True, dict=True):
     jitter_times: float = 1.0
     knee_rps: float | None = None
     cost_weight: float = COST_WEIGHT  # as a gateway's `cost_weight`; policy value
+    max_in_flight: int = MAX_IN_FLIGHT  # of each gateway, as its `max_in_flight`
     cloud_budget: float | None = None  # pool-seconds a second that all gateways together may spend; policy value
     static_threshold: float = 128.0  # units; a baseline sends larger requests to the pool
 

@@ -148,6 +148,8 @@ def _misfits(scenario: Scenario) -> list[tuple[str, str]]:
         found.append(("classes", "at least one class with a share above 0 is needed"))
     if not 0.0 <= scenario.warmup_s < scenario.duration_s:
         found.append(("warmup_s", f"must be from 0 up to below duration_s ({scenario.duration_s})"))
+    if scenario.max_in_flight < 1:
+        found.append(("max_in_flight", f"must be at least 1, not {scenario.max_in_flight}"))
     if scenario.cloud_budget is not None and not scenario.cloud_budget > 0.0:
         found.append(("cloud_budget", f"must be above 0, not {scenario.cloud_budget:g}; leave it out for no limit"))
     names_of_groups = [edge.name for edge in scenario.edges]

@@ -5,13 +5,11 @@ A baseline neither suffers from our shedding nor profits by it: its authors admi
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Protocol
 
 from gateway.core.admission.admission import AdmissionRequest
 from simulator.world.limit import ConcurrencyLimit
 from tidegate.outcome import Overloaded
-
-MAX_IN_FLIGHT: Final = 1024  # as in `gateway/config/gateway.py`
 
 
 class AdmissionControl(Protocol):
@@ -28,8 +26,8 @@ class AdmissionControl(Protocol):
 class FixedLimitAdmission:
     """Admits as many requests as there is room for. Mutable."""
 
-    def __init__(self) -> None:
-        self._limit = ConcurrencyLimit(MAX_IN_FLIGHT)
+    def __init__(self, max_in_flight: int) -> None:
+        self._limit = ConcurrencyLimit(max_in_flight)
 
     @property
     def in_flight(self) -> int:

@@ -87,6 +87,14 @@ def test_an_overloaded_fleet_refuses_and_keeps_its_goodput() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("policy", ["tidegate", "static"])
+def test_a_gateway_lets_in_as_many_as_its_scenario_says(policy: str) -> None:
+    crowded = simulate(edited(extra="max_in_flight: 1\n"), policy, 1)
+    assert crowded.tally.all.outcomes["overloaded"] > 50
+    assert simulate(edited(), policy, 1).tally.all.outcomes["overloaded"] == 0
+
+
+@pytest.mark.slow
 def test_the_tiers_that_baselines_promise_are_the_ones_that_answer() -> None:
     edge = simulate(edited(("rate: 60", "rate: 20")), "all-edge", 1)
     cloud = simulate(edited(("rate: 60", "rate: 20")), "all-cloud", 1)

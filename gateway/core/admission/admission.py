@@ -110,10 +110,14 @@ class Admission:
         if refusal is None and self.overload.on and self.sheds:
             refusal = self._shed(quota, priority_level, request, now)
         if refusal is None and not self.limit.try_acquire(urgent=priority_level == 1):
-            refusal = self._refuse("full", f"{self.limit.in_flight} requests are in flight", self._drain_s)
+            refusal = self._refuse("full", self._fullness(), self._drain_s)
         if refusal is None:
             quota.enter()
         return refusal
+
+    def _fullness(self) -> str:
+        inside = f"{self.limit.in_flight} requests are in flight"
+        return f"{inside}, which is max_in_flight" if self.limit.in_flight >= self.limit.cap else inside
 
     def leave(self, tenant: str, stayed_s: float) -> None:
         """A request that was let in is over, of a tenant whose quota is what it was then. `stayed_s`: how long it was

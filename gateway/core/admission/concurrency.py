@@ -36,6 +36,7 @@ from typing import Final
 
 from gateway.core.estimate.windowed_min import WindowedMin
 
+MAX_IN_FLIGHT: Final = 1024  # unless a configuration says otherwise
 WINDOW_S: Final = 0.1
 TOLERANCE: Final = 2.0
 _MIN_SAMPLES: Final = 10

@@ -92,7 +92,7 @@ async def test_a_full_gateway_says_when_to_come_back_and_places_come_back_howeve
     first = asyncio.ensure_future(service(call()))
     await settle()
 
-    with pytest.raises(Overloaded, match="full: 1 requests are in flight") as refused:
+    with pytest.raises(Overloaded, match="full: 1 requests are in flight, which is max_in_flight") as refused:
         await service(call())
 
     assert refused.value.retry_after_s == 0.05

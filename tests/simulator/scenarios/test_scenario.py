@@ -33,6 +33,7 @@ from tests.simulator.worlds import SMALL, edited
         ("rate: 60", "rate: 60, burst_times: 9", "nothing is left between bursts"),
         ("rate: 60", "rate: 60, process: pareto, alpha: 1", "alpha must be above 1"),
         ("warmup_s: 1", "warmup_s: 6", "key 'warmup_s'"),
+        ("warmup_s: 1", "warmup_s: 1\nmax_in_flight: 0", "key 'max_in_flight': must be at least 1, not 0"),
         ("edge_ms: [[1, 4], [100, 40]]", "edge_ms: []", "at least one point"),
         ("    edge_ms: [[1, 4], [100, 40]]\n    pool_ms: [[1, 8], [100, 9], [3200, 60]]\n", "", "runs nowhere"),
         ("share: 3", "share: -1", "a share above 0 is needed"),
