@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.stack import Stack, eventually
+from tests.support.models.demo_models import keep_torch_out
 from tidegate.models.repository import Repository
 from tidegate.models.trusted_digests import FILE_NAME
 
@@ -45,6 +46,15 @@ def digits(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("digits")
     shutil.copytree(models / "digits", root / "digits")
     shutil.copy(models / FILE_NAME, root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def light_digits(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for tests to which it does not matter what a pool computes with."""
+    root = tmp_path_factory.mktemp("light") / "models"
+    shutil.copytree(digits, root)
+    keep_torch_out(root)
     return root
 
 

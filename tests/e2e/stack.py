@@ -159,13 +159,17 @@ class Stack:
         return f"<Stack pid {self.up.pid} ports from {self.ports_from}>"
 
 
-def eventually(true: Callable[[], bool], within_s: float, what: str) -> float:
-    """Poll until `true()`; how many seconds it took. Real processes cannot be waited for in another way."""
+def eventually(true: Callable[[], bool], within_s: float, what: str, *, every_s: float = 0.05) -> float:
+    """Poll until `true()`; how many seconds it took. Real processes cannot be waited for in another way.
+
+    Args:
+        every_s: the pause between two looks. A look that asks processes, or is one, takes from what is waited for.
+    """
     began_at = time.perf_counter()
     while not true():
         if time.perf_counter() - began_at > within_s:
             raise AssertionError(f"not within {within_s:g} s: {what}")
-        time.sleep(0.02)
+        time.sleep(every_s)
     return time.perf_counter() - began_at
 
 

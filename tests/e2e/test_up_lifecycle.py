@@ -123,8 +123,8 @@ def test_one_of_many_edges_that_cannot_start_fails_the_start_with_its_reason(tmp
     assert "edge-4 did not start" in failed.stderr and "Traceback" not in failed.stderr
 
 
-def test_when_it_is_killed_itself_everyone_ends(digits: Path, tmp_path: Path) -> None:
-    with running(tmp_path, "--models", str(digits), "--edges", "1") as stack:
+def test_when_it_is_killed_itself_everyone_ends(light_digits: Path, tmp_path: Path) -> None:
+    with running(tmp_path, "--models", str(light_digits), "--edges", "1") as stack:
         everyone = stack.everyone()
         stack.stop(signal.SIGKILL)
         nobody_is_left(stack, everyone, within_s=6)
@@ -208,8 +208,8 @@ def test_a_part_that_cannot_start_fails_the_start_with_its_reason(
     assert all(is_free(port) for port in range(first, first + PORTS))
 
 
-def test_the_ready_line_is_the_only_line_on_stdout_and_it_is_json(digits: Path, tmp_path: Path) -> None:
-    with running(tmp_path, "--models", str(digits), "--edges", "0") as stack:
+def test_the_ready_line_is_the_only_line_on_stdout_and_it_is_json(light_digits: Path, tmp_path: Path) -> None:
+    with running(tmp_path, "--models", str(light_digits), "--edges", "0") as stack:
         stack.stop()
         assert len(stack.stdout) == 1
         assert json.loads(stack.stdout[0])["event"] == "ready"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,12 +97,8 @@ class Configured:
             return found
 
     def wait(self, what: str, true: Callable[[], bool]) -> None:
-        def looked() -> bool:
-            time.sleep(LOOK_S)
-            return true()
-
         try:
-            eventually(looked, WITHIN_S, what)
+            eventually(true, WITHIN_S, what, every_s=LOOK_S)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.rows()}\n{self.fleet.logs}") from None
 

@@ -108,7 +108,7 @@ class Ship:
 
     def wait(self, true: Callable[[], bool], what: str) -> None:
         try:
-            eventually(true, WITHIN_S, what)
+            eventually(true, WITHIN_S, what, every_s=0.1)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.status()}\n{self.running()}\n{self.fleet.logs}") from None
 

@@ -1,4 +1,4 @@
-"""A reader with the demo models, as `tidegate model build all` leaves them in the reader's folder."""
+"""A reader with the demo models in the reader's folder, as `tidegate model build all` takes them for built."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.guides.reader import Reader
 from tests.e2e.stack import WARM_S
+from tests.support.models.demo_models import keep_torch_out
 
 
 @pytest.fixture
@@ -19,6 +20,7 @@ def reader(tmp_path: Path, models: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     made = Reader(tmp_path)
     try:
         shutil.copytree(models, tmp_path / "models")
+        keep_torch_out(tmp_path / "models")  # no page here is about what a pool computes the digits with
         (tmp_path / ".tidegate").mkdir()
         (tmp_path / ".tidegate" / "models").symlink_to("../models")
         yield made

@@ -22,6 +22,7 @@ from tests.e2e.stack import eventually
 
 READY_WITHIN_S: Final = 150.0
 SAID_WITHIN_S: Final = 60.0
+TYPED_AGAIN_S: Final = 1.0  # a command of ours takes as long of a core to say that it is not so yet
 _SERVES: Final = re.compile(r"(?m)(?:^|\s)tidegate (?:up|pool|edge|gateway)(?= --|\s*&|\s*$|\s+#)")
 
 
@@ -104,7 +105,7 @@ class Guide:
             typed = terminal.tried(text)
             return typed.code == 0 and re.search(says, typed.printed) is not None
 
-        _wait(is_said, SAID_WITHIN_S, f"it says {says}", terminal)
+        _wait(is_said, SAID_WITHIN_S, f"it says {says}", terminal, every_s=TYPED_AGAIN_S)
         return terminal.typed[-1]
 
 
@@ -130,9 +131,11 @@ def serve(terminal: Terminal, text: str) -> Typed:
     return typed
 
 
-def _wait(happened: Callable[[], bool], within_s: float, what: str, terminal: Terminal) -> None:
+def _wait(
+    happened: Callable[[], bool], within_s: float, what: str, terminal: Terminal, *, every_s: float = 0.1
+) -> None:
     try:
-        eventually(happened, within_s, what)
+        eventually(happened, within_s, what, every_s=every_s)
     except AssertionError as error:
         raise AssertionError(f"{error}\n{terminal!r}") from None
 

@@ -26,6 +26,7 @@ from tests.e2e.stack import eventually
 from tests.support.mqtt.brokers import MOSQUITTO
 
 ROOT = Path(__file__).resolve().parents[3]
+LOOK_S: Final = 0.5  # most looks are commands
 _ALONE = ["unshare", "-n"] if os.geteuid() == 0 else ["unshare", "-rn"]
 # Few machines of tests have it; ours reads the options that the page shows.
 _DNSMASQ = shutil.which("dnsmasq") or f"{sys.executable} -m tests.support.discovery.as_dnsmasq"
@@ -138,7 +139,7 @@ class Reader:
     def until(self, happened: Callable[[], bool], what: str) -> None:
         """Wait for it; what the terminals said is part of the failure."""
         try:
-            eventually(happened, 60, what)
+            eventually(happened, 60, what, every_s=LOOK_S)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self._said()}") from None
 

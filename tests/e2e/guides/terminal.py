@@ -88,10 +88,10 @@ class Terminal:
         """End all that was begun here, by Ctrl-C, and the terminal."""
         started = psutil.Process(self._shell.pid).children() if self._shell.poll() is None else []
         deep = [one for first in started for one in [first, *first.children(recursive=True)]]
-        for one in started:
-            if not has_ended(one):
-                one.send_signal(2)
-        _, left = psutil.wait_procs(started, timeout=ENDS_WITHIN_S)
+        running = [one for one in started if not has_ended(one)]  # the shell may not have waited yet for one that has
+        for one in running:
+            one.send_signal(2)
+        _, left = psutil.wait_procs(running, timeout=ENDS_WITHIN_S)
         assert self._shell.stdin is not None and self._shell.stdout is not None
         self._shell.stdin.close()
         for still in [one for one in deep if not has_ended(one)]:

@@ -1,7 +1,7 @@
 """Guides in which a reader tries something with `tidegate up` are followed to the letter.
 
 The pages' `tidegate up` serves what demo models there are; here it is told to leave the language model out, which takes
-minutes to build, and MiniLM as well where the page asks it nothing.
+minutes to build, and the digits and the second device as well where the page asks them nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ pytestmark = [
     pytest.mark.needs_mosquitto,
     NEEDS_A_NETWORK,
 ]
-BOTH = {"tidegate up": "--demo minilm,digits"}
+MINILM = {"tidegate up": "--demo minilm --edges 1"}
 
 
 def test_devices_answers_are_compared_as_the_page_says(reader: Reader) -> None:
-    with Guide(reader, "docs/agreement.md", with_options={"tidegate up": "--demo minilm"}) as guide:
+    with Guide(reader, "docs/agreement.md", with_options=MINILM) as guide:
         guide.until("for i in", r'"compared": [1-9]')
         guide.until("tidegate model disagreements", "disagreements are kept")
 
@@ -36,7 +36,7 @@ def test_a_device_asks_for_help_as_the_page_says(reader: Reader) -> None:
 
 
 def test_a_known_answer_is_given_as_the_page_says(reader: Reader) -> None:
-    with Guide(reader, "docs/known-answers.md", with_options=BOTH) as guide:
+    with Guide(reader, "docs/known-answers.md", with_options=MINILM) as guide:
         guide.until("for i in 1 2", r"(?s)tidegate-served-by: (edge|pool)/.*tidegate-served-by: cache")
         guide.until("tidegate status", "known answers")
         guide.until("curl", 'outcome="hit"')
@@ -56,5 +56,5 @@ def test_a_gateway_is_several_processes_as_the_page_says(reader: Reader) -> None
 
 
 def test_a_model_is_cut_as_the_page_says(reader: Reader) -> None:
-    with Guide(reader, "docs/layer-split.md", with_options=BOTH) as guide:
+    with Guide(reader, "docs/layer-split.md", with_options=MINILM) as guide:
         guide.until("python3", r"\Asplit; .*\nhead=edge/")

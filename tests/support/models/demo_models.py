@@ -17,10 +17,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.models.model_cache import model_cache
-from tidegate.models.repository import Repository
+from tidegate.models.repository import Repository, save_manifest
 from tidegate.tools.build.demo.demo_models import RECIPES, STANDARD, intact_manifest
 
 
@@ -34,6 +35,20 @@ def standard_repository() -> Repository:
     """The same outside of tests."""
     root = os.environ.get("TIDEGATE_TEST_REPOSITORY") or model_cache() / "test-models"
     return _with_models(Path(root), STANDARD)
+
+
+def keep_torch_out(root: Path) -> None:
+    """Have a pool serve the device's digits in this copy of the demo models, and no others.
+
+    A pool's worker then starts without torch, which is a third of the CPU time in which a whole system starts.
+    """
+    repository = Repository(root)
+    digits = repository.manifest("digits")
+    (int8,) = (one for one in digits.variants if one.name == "int8")
+    everywhere = msgspec.structs.replace(int8, where=("edge", "pool"))
+    # Confidence asks for a better variant, and there is none now.
+    alone = msgspec.structs.replace(digits, variants=(everywhere,), confidence=None)
+    save_manifest(repository.folder(digits), alone)
 
 
 @pytest.fixture(scope="session")
