@@ -7,27 +7,39 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 
+from tests.support.serving.writing_host import until
 from tidegate import clock
-from tidegate.runtime.spawned_process import SpawnedProcess, spawn
+from tidegate.runtime.spawned_process import SpawnedProcess, spawn, spawn_piped
 
 FORKS = """
 import asyncio, ctypes, uvloop
-from tidegate.workers.process import WorkerProcess
 
 forks = []
 count = ctypes.CFUNCTYPE(None)(lambda: forks.append(1))
 ctypes.CDLL(None).__register_atfork(count, None, None, None)
 
 async def main():
-    async with WorkerProcess("w"):
-        pass
+    {child}
 
 with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
     runner.run(main())
 print(len(forks))
+"""
+WORKER = """
+    from tidegate.workers.process import WorkerProcess
+    async with WorkerProcess("w"):
+        pass
+"""
+TEMPLATES = """
+    from tidegate.generate.text.template_renderer import TemplateRenderer
+    renderer = TemplateRenderer()
+    await renderer.start()
+    await renderer.aclose()
 """
 
 
@@ -94,8 +106,106 @@ async def test_a_child_has_the_descriptors_and_the_environment_that_it_is_given(
     os.close(reading)
 
 
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def leaves_nothing(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Runs a body on a loop of each kind; afterwards there are no more descriptors and no more children than before."""
+
+    async def watched(body: Callable[[], Awaitable[None]]) -> None:
+        first = await spawn_piped(["/bin/true"])  # for which the loop opens descriptors of its own
+        first.close()
+        await first.wait()
+        await clock.sleep(0.001)
+        before = open_descriptors()
+        await body()
+        await until(lambda: open_descriptors() == before)
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)  # noqa: ASYNC222 - which does not wait
+
+    def run(body: Callable[[], Awaitable[None]]) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(watched(body))
+
+    return run
+
+
+def open_descriptors() -> set[str]:
+    return {one for one in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{one}")}
+
+
+def test_a_child_answers_through_its_pipes_and_what_it_said_last_is_read_after_its_end(
+    leaves_nothing: Callable[..., None],
+) -> None:
+    async def body() -> None:
+        child = await spawn_piped(["/bin/sh", "-c", "read said; echo $said; read _; printf last; exit 3"])
+        await child.write(b"the tide is high\n")
+        assert await child.stdout.readline() == b"the tide is high\n"
+        assert child.returncode is None and repr(child) == f"<PipedProcess {child.pid} running>"
+        child.write_eof()
+        assert await child.wait() == child.returncode == 3
+        assert await child.stdout.read() == b"last"
+
+    leaves_nothing(body)
+
+
+def test_a_child_that_reads_nothing_and_prints_too_much_is_waited_for_within_bounds(
+    leaves_nothing: Callable[..., None],
+) -> None:
+    async def body() -> None:
+        child = await spawn_piped(["/bin/cat", "/dev/zero"], line_bytes=1000)
+        with pytest.raises(ValueError, match="limit"):
+            await child.stdout.readline()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await child.write(bytes(2**20))
+        child.kill()
+        assert await child.wait() == -signal.SIGKILL
+        with pytest.raises(OSError):
+            await child.write(b"more")
+        child.close()
+        child.close()
+
+    leaves_nothing(body)
+
+
+def test_a_caller_that_leaves_while_a_child_is_started_leaves_none(leaves_nothing: Callable[..., None]) -> None:
+    async def body() -> None:
+        for turns in range(8):
+            starting = asyncio.ensure_future(spawn_piped(["/bin/cat"]))
+            for _ in range(turns):
+                await clock.sleep(0)
+            starting.cancel()
+            await asyncio.wait([starting])
+            if not starting.cancelled():  # it was there by then
+                child = starting.result()
+                child.close()
+                assert await child.wait() == 0
+
+    leaves_nothing(body)
+
+
+def test_a_piped_program_that_is_not_there_is_an_error(leaves_nothing: Callable[..., None]) -> None:
+    async def body() -> None:
+        with pytest.raises(FileNotFoundError):
+            await spawn_piped(["/nowhere/python"])
+
+    leaves_nothing(body)
+
+
+def test_a_child_that_ends_at_once_is_a_child_that_has_ended(leaves_nothing: Callable[..., None]) -> None:
+    async def body() -> None:
+        child = await spawn_piped(["/bin/true"])
+        assert await child.stdout.read() == b""
+        assert await child.wait() == 0
+        with pytest.raises(OSError):
+            await child.write(b"too late")
+
+    leaves_nothing(body)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts forks as glibc tells of them")
-def test_no_worker_is_started_by_a_fork_under_uvloop() -> None:
-    ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=True)
+@pytest.mark.parametrize("child", [WORKER, TEMPLATES], ids=["worker", "templates"])
+def test_no_child_is_started_by_a_fork_under_uvloop(child: str) -> None:
+    program = FORKS.format(child=child)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout == "0\n"

@@ -11,16 +11,17 @@ import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from tidegate.generate.text.template_messages import RenderAnswer, RenderRequest
 from tidegate.outcome import InternalError, InvalidRequest
+from tidegate.runtime.spawned_process import PipedProcess, spawn_piped
 
 MAX_CHARACTERS: Final = 4 * 2**20
 RENDER_S: Final = 1.0
+_PROGRAM: Final = "tidegate.generate.text.template_process"
 _START_S: Final = 30.0  # Python and Jinja, on a machine that is busy
 _LINE_BYTES: Final = 8 * MAX_CHARACTERS  # JSON takes up to six bytes a character
 _KEPT_VARIABLES: Final = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
@@ -39,7 +40,7 @@ class TemplateRenderer:
     def __init__(self, *, render_s: float = RENDER_S, max_characters: int = MAX_CHARACTERS) -> None:
         self._render_s = render_s
         self._max_characters = max_characters
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: PipedProcess | None = None
         self._turn = asyncio.Lock()
         self._id = 0
         self._left: _LeftText | None = None  # until its answer has come, or its process has ended
@@ -95,21 +96,15 @@ class TemplateRenderer:
             await self._kill()
         self._left = None
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _started(self) -> PipedProcess:
         if self._process is not None and self._process.returncode is not None:
             await self._kill()
         if self._process is None:
-            self._process = process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # a folder in which we were started may have packages of our names
-                "-m",
-                "tidegate.generate.text.template_process",
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                limit=_LINE_BYTES,
+            self._process = process = await spawn_piped(
+                [sys.executable, "-P", "-m", _PROGRAM],  # -P: a folder in which we were started may have our names
+                line_bytes=_LINE_BYTES,
                 env={key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},  # and no secrets
             )
-            assert process.stdout is not None
             try:
                 async with asyncio.timeout(_START_S):
                     ready = await process.stdout.readline()
@@ -125,25 +120,20 @@ class TemplateRenderer:
         process, self._process, self._left = self._process, None, None
         if process is None:
             return
-        assert process.stdin is not None
-        process.stdin.close()
-        with suppress(ProcessLookupError):
-            process.kill()
+        process.kill()
+        process.close()
         await process.wait()
 
     def __repr__(self) -> str:
         return f"<TemplateRenderer {'not started' if self._process is None else f'process {self._process.pid}'}>"
 
 
-async def _exchange(process: asyncio.subprocess.Process, asked: RenderRequest) -> RenderAnswer:
-    assert process.stdin is not None
-    process.stdin.write(msgspec.json.encode(asked) + b"\n")
-    await process.stdin.drain()
+async def _exchange(process: PipedProcess, asked: RenderRequest) -> RenderAnswer:
+    await process.write(msgspec.json.encode(asked) + b"\n")
     return await _answer(process, asked.id)
 
 
-async def _answer(process: asyncio.subprocess.Process, id: int) -> RenderAnswer:
-    assert process.stdout is not None
+async def _answer(process: PipedProcess, id: int) -> RenderAnswer:
     while True:
         line = await process.stdout.readline()
         if not line:

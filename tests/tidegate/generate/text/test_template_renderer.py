@@ -74,13 +74,30 @@ async def test_a_template_that_breaks_out_or_asks_for_too_much_is_refused(
 ])  # fmt: skip
 async def test_one_that_does_not_end_is_killed_and_the_next_text_is_rendered(template: str) -> None:
     renderer = TemplateRenderer(render_s=0.5)
+    before = len(os.listdir("/proc/self/fd"))
     try:
         await renderer.start()
+        killed = int(repr(renderer).rstrip(">").split()[-1])
         with pytest.raises(InvalidRequest, match=r"more than 0\.5 s|too much memory|more than 1024 MiB"):
             await renderer.render(template, HELLO)
         assert await renderer.render("fine", {}) == "fine"
+        with pytest.raises(ProcessLookupError):
+            os.kill(killed, 0)
     finally:
         await renderer.aclose()
+    await until(lambda: len(os.listdir("/proc/self/fd")) == before)
+
+
+async def test_a_caller_that_leaves_while_the_process_starts_leaves_none(renderer: TemplateRenderer) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for turns in (1, 3, 8):
+        leaving = asyncio.create_task(renderer.start())
+        await settle(turns)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        assert leaving.cancelled() and repr(renderer) == "<TemplateRenderer not started>"
+    await until(lambda: len(os.listdir("/proc/self/fd")) == before)
+    assert await renderer.render("mine", {}) == "mine"
 
 
 async def test_a_caller_that_leaves_disturbs_no_other(renderer: TemplateRenderer) -> None:
