@@ -43,7 +43,9 @@ def top(sort: str, once: bool, as_json: bool, admin: str) -> None:
     """
     console = Console()
     if once or as_json:
-        snapshot = next(_snapshots(admin))
+        snapshot = next(_snapshots(admin), None)
+        if snapshot is None:
+            raise click.ClickException(f"the gateway at {admin} ended its stream before the first snapshot")
         if as_json:
             click.echo(json.dumps({**snapshot, "sick": sick_links(snapshot)}))
         else:

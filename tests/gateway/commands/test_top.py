@@ -98,8 +98,26 @@ def test_only_snapshots_are_read_of_a_stream() -> None:
 
 
 async def said(gateway: Gateway, *words: str) -> Result:
+    return await said_of(gateway.addresses["admin"], *words)
+
+
+async def said_of(address: str, *words: str) -> Result:
     run = CliRunner(env={"COLUMNS": "80", "TERM": "dumb"}).invoke
-    return await asyncio.to_thread(run, top, [*words, "--admin", gateway.addresses["admin"]])
+    return await asyncio.to_thread(run, top, [*words, "--admin", address])
+
+
+@pytest.mark.parametrize("option", ["--once", "--json"])
+async def test_a_stream_that_ends_before_its_first_snapshot_is_an_error_that_says_so(option: str) -> None:
+    async def ends_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nevent: history\ndata: {}\n\n")
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(ends_early, "127.0.0.1", 0) as server:
+        result = await said_of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", option)
+    assert result.exit_code == 1 and result.stdout == ""
+    assert "ended its stream before the first snapshot" in result.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow
