@@ -1,14 +1,16 @@
 """A page that is followed command by command: all of them run but those that a table leaves out with a reason.
 
-A command that a page gets anew is therefore run. A program that serves in the foreground keeps its terminal, and what
-comes next is typed in another one. What a section began ends before the next one begins, since a reader of the next
-may not have read the one before.
+    Guide   types what the page says, in its order, and so runs a command that the page gets anew by itself
+    Page    gives its commands to a test, which types its own models, devices and ids for those that the page names
+
+In a guide a program that serves in the foreground keeps its terminal, and what comes next is typed in another one. What
+a section began ends before the next one begins, since a reader of the next may not have read the one before.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from types import TracebackType
 from typing import Final, Self
@@ -26,6 +28,37 @@ TYPED_AGAIN_S: Final = 1.0  # a command of ours takes as long of a core to say t
 _SERVES: Final = re.compile(r"(?m)(?:^|\s)tidegate (?:up|pool|edge|gateway)(?= --|\s*&|\s*$|\s+#)")
 
 
+def to_run(page: str) -> list[Command]:
+    """The page's commands without those that the table leaves out."""
+    return [one for one in commands(page) if not left_out(one, LEFT_OUT)]
+
+
+class Page:
+    """The `with` ends well when every command was taken."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._left = [one.text for one in to_run(path)]
+
+    def take(self, begins: str, words: Mapping[str, str] | None = None) -> str:
+        """The next command that begins so, with these words in the place of the page's."""
+        found = next((one for one in self._left if one.startswith(begins)), None)
+        assert found is not None, f"{self._path} has no further command that begins with {begins!r}: {self._left}"
+        self._left.remove(found)
+        for said, typed in (words or {}).items():
+            assert said in found, f"{self._path}: {said!r} is not in {found!r}"
+            found = found.replace(said, typed)
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert kind is not None or not self._left, f"{self._path}: neither run nor left out: {self._left}"
+
+
 class Guide:
     """Leaving the `with` runs the rest of the page; `until` and `step` go on from where the page is."""
 
@@ -35,7 +68,7 @@ class Guide:
         """
         self._reader = reader
         self._page = page
-        self._left = [one for one in commands(page) if not left_out(one, LEFT_OUT)]
+        self._left = to_run(page)
         self._options = with_options or {}
         self._terminals: list[Terminal] = []
         self._section: str | None = None

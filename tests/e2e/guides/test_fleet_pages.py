@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.pages.text import read
-from tests.e2e.guides.page import Page
+from tests.e2e.guides.guide import Page
 from tests.e2e.guides.reader import NEEDS_A_NETWORK, Reader
 from tests.e2e.guides.terminal import Typed
 from tests.e2e.stack import WARM_S
@@ -28,8 +28,6 @@ pytestmark = [
     NEEDS_A_NETWORK,
 ]
 DEVICE = "127.0.0.1:8007"
-INSTALLS = "installs from a registry"
-CLUSTER = "needs a cluster"
 
 MADE = """
 import json
@@ -171,11 +169,7 @@ def test_the_page_of_recordings_goes_as_it_says(fleet: Fleet) -> None:
 
 def test_the_pages_of_placement_and_of_metrics_go_as_they_say(fleet: Fleet) -> None:
     reader = fleet.reader
-    left_out = {
-        "tidegate gateway --config gateway.yaml": "the fleet's own gateway runs",
-        "python -m tests.bench.frontier": "a bench",
-    }
-    with Page("docs/placement.md", left_out=left_out):
+    with Page("docs/placement.md"):
         reader.run("python ask.py 5")
         assert "`tidegate explain '#3'`" in read("docs/placement.md")
         assert ", because " in reader.run("tidegate explain '#3'")
@@ -229,12 +223,7 @@ def test_the_page_of_security_goes_as_it_says(fleet: Fleet) -> None:
 
 def test_the_page_of_links_goes_as_it_says(fleet: Fleet) -> None:
     reader = fleet.reader
-    left_out = {
-        "pip install": INSTALLS,
-        "def test_": "tests/tidegate/testing/test_pytest_plugin.py runs it",
-        "tidegate up --link": "a whole system behind links: tests/e2e/test_stack_links.py",
-    }
-    with Page("docs/testing-with-links.md", left_out=left_out) as page:
+    with Page("docs/testing-with-links.md") as page:
         reader.run(f"python -c '{page.take('from tidegate.testing import LinkThread')}'")
         link = page.take("tidegate link")
 
@@ -253,12 +242,7 @@ def test_the_page_of_links_goes_as_it_says(fleet: Fleet) -> None:
 
 def test_the_page_of_the_operator_goes_as_it_says(fleet: Fleet) -> None:
     reader = fleet.reader
-    left_out = {
-        "helm": CLUSTER,
-        "kubectl": CLUSTER,
-        "tidegate operator render site.yaml | kubectl": CLUSTER,
-    }
-    with Page("docs/operator.md", left_out=left_out) as page:
+    with Page("docs/operator.md") as page:
         (reader.folder / "site.yaml").write_text(read("deploy/operator/examples/site.yaml"))
         assert "kind: StatefulSet" in reader.run(page.take("tidegate operator render site.yaml"))
         (reader.folder / "device.yaml").write_text("max_queue_size: 32\n")

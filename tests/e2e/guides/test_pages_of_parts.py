@@ -92,6 +92,14 @@ def test_a_running_fleet_is_asked_and_configured_as_pages_say(reader: Reader) ->
             guide.until("tidegate edge doctor", r"(?s)ok +models: whole.*ok +gateways: served now: gateway/")
 
 
+def test_a_configuration_is_shown_and_checked_as_the_page_says(reader: Reader) -> None:
+    (reader.folder / "device.yaml").write_text("name: kiosk-7\nmodel_repository: models\n")
+    with Guide(reader, "docs/configuration.md") as guide:
+        guide.until("tidegate config example", "name:")
+        guide.until("tidegate config schema", '"properties"')
+        guide.until("tidegate config check", "device.yaml")
+
+
 def test_a_container_is_asked_for_its_health_as_the_page_says(reader: Reader) -> None:
     shutil.rmtree(reader.folder / "models" / "minilm")
     reader.run("tidegate pki init && tidegate pki issue pool/cloud --host localhost")
