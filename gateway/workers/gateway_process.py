@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
@@ -25,6 +24,7 @@ from gateway.workers.messages import CannotStart, FromParent, FromProcess, Leave
 from gateway.workers.process_part import member_name
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
+from tidegate.runtime.spawned_process import SpawnedProcess, spawn
 from tidegate.workers.exit_status import describe_exit
 
 KILL_AFTER_S: Final = 5.0  # beyond its drain
@@ -57,7 +57,7 @@ class GatewayProcess:
         self._config_path = config_path
         self._on_message = on_message
         self._on_change = on_change
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: SpawnedProcess | None = None
         self._channel: ProcessChannel[FromProcess] | None = None
         self._not_started = ""  # that the system gave no process, and why
         self._task = OwnedTask(self._live, name=f"process {self.name}")
@@ -99,24 +99,23 @@ class GatewayProcess:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                self._process = await self._execute(theirs.fileno())
+                self._process = self._execute(theirs.fileno())
             self._channel = await ProcessChannel.open(ours, FromProcess)
         except BaseException:
             ours.close()
             raise
 
-    async def _execute(self, channel_fd: int) -> asyncio.subprocess.Process:
+    def _execute(self, channel_fd: int) -> SpawnedProcess:
         command = [sys.executable, "-P", "-m", "gateway", "--part", str(channel_fd)]
+        command += ["--die-with-parent", str(os.getpid())]
         if self._config_path is not None:
             command += ["--config", str(self._config_path)]
         inherited = [fd for one in self.part.sockets for fd in one]
-        return await asyncio.create_subprocess_exec(
-            *command,
-            "--die-with-parent",
-            str(os.getpid()),
-            stdin=asyncio.subprocess.DEVNULL,
+        return spawn(
+            command,
             pass_fds=sorted({*inherited, channel_fd}),
-            start_new_session=True,  # a Ctrl-C in a terminal reaches the parent, which ends all in order
+            stdout=None,
+            new_session=True,  # a Ctrl-C in a terminal reaches the parent, which ends all in order
         )
 
     def send(self, message: FromParent) -> None:
@@ -198,9 +197,8 @@ class GatewayProcess:
             self._on_change()
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+        if self._process is not None:
+            self._process.send_signal(number)
 
     def __repr__(self) -> str:
         return f"<GatewayProcess {self.name} pid {self.pid} {self.state}>"

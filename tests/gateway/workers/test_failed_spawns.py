@@ -12,7 +12,7 @@ import random
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from tidegate import clock
 from tidegate.config import load
 from tidegate.runtime import events
 from tidegate.runtime.process import StartError
+from tidegate.runtime.spawned_process import SpawnedProcess, spawn
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]  # a gateway that has lost a process for good may not end
 
@@ -44,7 +45,7 @@ while length := end.recv(4, socket.MSG_WAITALL):
 
 
 class Spawns:
-    """In the place of `asyncio.create_subprocess_exec`.
+    """In the place of `spawn`.
 
     Attributes:
         fails: of each of the next calls, whether it fails, as it does where there are too many processes.
@@ -53,15 +54,14 @@ class Spawns:
     def __init__(self) -> None:
         self.fails: list[bool] = []
         self.pids: list[int] = []
-        self._spawn = asyncio.create_subprocess_exec
 
-    async def __call__(self, *command: str, **keys: Any) -> asyncio.subprocess.Process:
+    def __call__(self, command: Sequence[str], **keys: Any) -> SpawnedProcess:
         if self.fails and self.fails.pop(0):
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         said, leave = msgspec.msgpack.encode(Serving(addresses={}, models=[])), msgspec.msgpack.encode(Leave())
         words = (len(said).to_bytes(4, "big") + said).hex(), leave.hex()
         channel_fd = command[command.index("--part") + 1]
-        process = await self._spawn(sys.executable, "-I", "-S", "-c", SERVES_UNTIL_TOLD, channel_fd, *words, **keys)
+        process = spawn([sys.executable, "-I", "-S", "-c", SERVES_UNTIL_TOLD, channel_fd, *words], **keys)
         self.pids.append(process.pid)
         return process
 
@@ -69,7 +69,7 @@ class Spawns:
 @pytest.fixture
 def spawns(monkeypatch: pytest.MonkeyPatch) -> Spawns:
     made = Spawns()
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", made)
+    monkeypatch.setattr(gateway_process, "spawn", made)
     monkeypatch.setattr(supervisor, "STARTS_WITHIN_S", 10.0)
     monkeypatch.setattr(random, "random", lambda: 0.1)  # waits are short
     return made
