@@ -321,6 +321,8 @@ class PoolApp:
         for (name, version), why in sorted(found.problems.items()):
             words = "a version cannot be read, and others stand in" if name in served else "a model is not served"
             log.error(words, model=name, version=version, reason=why)
+        for (name, version), why in sorted(found.unfit.items()):
+            log.warning("a version is passed over, and a lower one serves", model=name, version=version, reason=why)
         self._problems |= found.problems
         return list(found.loadables)
 

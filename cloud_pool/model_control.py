@@ -11,6 +11,8 @@ from dataclasses import replace
 from math import inf
 from typing import Self
 
+import structlog
+
 from cloud_pool.config import PoolConfig
 from cloud_pool.core.batching.model_instance import ModelInstance
 from cloud_pool.core.memory.device_memory import human_size
@@ -34,6 +36,7 @@ from tidegate.servers.operator_token import OperatorToken
 from tidegate.serving.repository_control import RepositoryControl
 from tidegate.workers.warming.measured_costs import MeasuredCosts
 
+log = structlog.get_logger(__name__)
 _RETRY_AFTER_S = 5.0  # for a model that had no room: by then another may have been unloaded
 
 
@@ -76,6 +79,8 @@ class PoolModelControl:
         self._on_demand: OnDemand | None = None
         self._places = places
         self._costs = costs
+        self._stand_in = True  # may lower versions, for those whose files are wrong: at the start
+        self._failed: dict[str, str] = {}  # by name, why the highest version was not loaded at the start
         self._stack = AsyncExitStack()
         self._check()
 
@@ -134,6 +139,8 @@ class PoolModelControl:
                 await self._control.begin()
             for name in self._config.models or ():
                 await self._loader.load(name)
+            self._stand_in = False
+            self._control.failed_before(self._failed)
             await self._stack.enter_async_context(self._control)
             self._stack = self._stack.pop_all()
         return self
@@ -163,7 +170,11 @@ class PoolModelControl:
             self._precisions[1:],
             config.allowed_engines,
             check=config.steps.check,
+            or_lower=self._stand_in,
         )
+        for (_, version), why in found.wrong_files.items():  # the highest first
+            self._failed.setdefault(name, why)
+            log.error("a version cannot be read, and others stand in", model=name, version=version, reason=why)
         return [replace(one, reload=reload) for one in found.loadables]
 
     def _resident(self, loadables: Sequence[PoolLoadable]) -> Resident:

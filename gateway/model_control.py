@@ -23,7 +23,7 @@ from gateway.catalog import Catalog
 from gateway.identity.audit import Audit
 from gateway.identity.guard import GatewayGuard
 from gateway.identity.operator_access import OPERATOR
-from tidegate.models.manifest import Manifest
+from tidegate.models.manifest import Manifest, Where
 from tidegate.models.repository import Repository
 from tidegate.oip.guard import PresentedCredentials
 from tidegate.oip.host import ModelHost
@@ -40,24 +40,23 @@ class CatalogLoader:
     """
 
     def __init__(self, root: Path, catalog: Catalog, on_loaded: Callable[[Manifest], Awaitable[None]]) -> None:
+        self.where: Where | None = None
         self.unloaded: set[str] = set()
         self._root = root
         self._catalog = catalog
         self._on_loaded = on_loaded
 
-    def takes(self, manifest: Manifest) -> bool:
-        return True
-
     def served(self) -> Mapping[str, Manifest]:
         return {one.name: one for one in self._catalog.manifests if one.name not in self.unloaded}
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str) -> Manifest:
         repository = Repository(self._root, only=(name,), pass_over=True)
         newest = await asyncio.to_thread(repository.manifest, name)
         await self._on_loaded(newest)  # where that fails, nothing has changed
         kept = [one for one in self._catalog.manifests if (one.name, one.version) in repository.damaged]
         self._catalog.adopt(name, (*repository.manifests(), *kept))
         self.unloaded.discard(name)
+        return newest
 
     async def restore(self, name: str) -> bool:
         """One that foreign servers or devices have told of."""

@@ -16,7 +16,7 @@ from cloud_pool.serving.on_demand import OnDemand
 from cloud_pool.serving.pool_model import PoolModel
 from cloud_pool.workers.device_worker import PoolLoadable
 from cloud_pool.workers.residents import Resident, Residents
-from tidegate.models.manifest import Manifest
+from tidegate.models.manifest import Manifest, Where
 
 ReadModel = Callable[[str, int], Sequence[PoolLoadable]]  # a name, and the number of the reload
 
@@ -43,6 +43,7 @@ class PoolModelLoader:
         on_demand: OnDemand | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        self.where: Where | None = "pool"
         self._on_demand = on_demand
         self._host = host
         self._residents = residents
@@ -52,13 +53,10 @@ class PoolModelLoader:
         self._on_change = on_change
         self._reloads = 0
 
-    def takes(self, manifest: Manifest) -> bool:
-        return bool(manifest.variants_for("pool"))
-
     def served(self) -> Mapping[str, Manifest]:
         return {one.manifest.name: one.manifest for one in self._host.models}
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str) -> Manifest:
         before = self._of(name)
         if before:
             self._reloads += 1
@@ -79,6 +77,7 @@ class PoolModelLoader:
         self._host.models.replace(model)
         self._on_change()
         await self._end(before, old)
+        return model.manifest
 
     async def _enter(self, fresh: Resident, enter: Callable[[], Awaitable[None]]) -> None:
         self._residents.add(fresh)

@@ -1,9 +1,10 @@
 """The catalogue lists what a pool serves: the loadable variants of the configured models in the configured precision.
 
-Each model is served in its highest version, in those of its pool variants that have the configured precision, and
-behind them those of the further precisions, for callers that demand them; or, if it has none of these, in all of them:
-the variant's name is declared in every offer and answer, so this is never silent. A version whose manifest cannot be
-read is passed over where the model has another one, and is among the `problems`.
+Each model is served in its highest version that has a variant for pools (`tidegate/serving/served_version.py`), in
+those of them that have the configured precision, and behind them those of the further precisions, for callers that
+demand them; or, if it has none of these, in all of them: the variant's name is declared in every offer and answer, so
+this is never silent. A version that is damaged is passed over where the model has another one, and is among the
+`problems`.
 
 A model that is named in the configuration must be there and be right. Without names everything with a pool variant is
 served that is right: what is wrong with one model is among the `problems` too, and keeps no other away.
@@ -13,8 +14,8 @@ Artefacts are verified against their digests before anything is loaded: this rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
@@ -23,10 +24,9 @@ from cloud_pool.core.memory.footprint import expected_bytes_per_unit
 from cloud_pool.workers.device_worker import PoolLoadable
 from tidegate.models.manifest import EngineName, Manifest, Variant
 from tidegate.models.repository import Damaged, ReadManifests, Repository, RepositoryError
-from tidegate.models.trust import TRUSTED, check_engine
-from tidegate.models.trusted_digests import check_trusted
-from tidegate.outcome import ModelNotFound
+from tidegate.models.trust import TRUSTED
 from tidegate.runtime.process import StartError
+from tidegate.serving.served_version import read_version, versions_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,14 @@ class PoolCatalogue:
     Attributes:
         loadables: verified variants, the preferred one of each model first.
         problems: by name and version, why each cannot be served.
+        wrong_files: those of the problems that are of files beside the manifest, where a lower version is served.
+        unfit: by name and version, why higher ones than those that are served are nothing for a pool.
     """
 
     loadables: tuple[PoolLoadable, ...]
     problems: Damaged
+    wrong_files: Damaged = field(default_factory=dict)
+    unfit: Damaged = field(default_factory=dict)
 
     @property
     def in_words(self) -> str:
@@ -55,11 +59,13 @@ def read_catalogue(
     allowed: tuple[EngineName, ...] = TRUSTED,
     *,
     check: Callable[[Manifest], None] = lambda _: None,
+    or_lower: bool = True,
 ) -> PoolCatalogue:
     """The named models, or all that have a variant for pools and are right. Blocks.
 
     Args:
         check: raises StartError for a model that may not run here.
+        or_lower: whether a version whose files are wrong is passed over where a lower one is right.
 
     Raises:
         RepositoryError: a named model is wrong, or there is nothing to serve.
@@ -68,7 +74,7 @@ def read_catalogue(
     root = repository.root
 
     def read(wanted: str) -> PoolCatalogue:
-        found = _read_model(root, wanted, (precision, *also), allowed)
+        found = _read_model(root, wanted, (precision, *also), allowed, or_lower)
         for one in found.loadables:
             check(one.public or one.manifest)
         return found
@@ -116,46 +122,41 @@ def _what_is_right(root: Path, read: Callable[[str], PoolCatalogue]) -> PoolCata
     versions, _ = manifests.look()
     parts, problems = list[PoolCatalogue](), dict(manifests.damaged)
     for name, ones in sorted(versions.items()):
-        if not any(one.variants_for("pool") for one in ones):
+        fitting, _ = versions_for("pool", ones)
+        if not fitting:
             continue
         try:
             parts.append(read(name))
         except (RepositoryError, StartError) as error:
-            problems[name, ones[-1].version] = str(error)
-    return PoolCatalogue(_joined(parts).loadables, problems)
+            problems[name, fitting[0].version] = str(error)
+    found = _joined(parts)
+    return replace(found, problems=problems | dict(found.problems))
 
 
 def _joined(parts: Iterable[PoolCatalogue]) -> PoolCatalogue:
-    loadables, problems = dict[str, PoolLoadable](), dict[tuple[str, str], str]()
-    for part in parts:
-        loadables |= {one.key: one for one in part.loadables}
-        problems |= part.problems
-    return PoolCatalogue(tuple(loadables.values()), problems)
+    ones = list(parts)
+    loadables = {one.key: one for part in ones for one in part.loadables}
+    problems = {of: why for part in ones for of, why in part.problems.items()}
+    wrong_files = {of: why for part in ones for of, why in part.wrong_files.items()}
+    unfit = {of: why for part in ones for of, why in part.unfit.items()}
+    return PoolCatalogue(tuple(loadables.values()), problems, wrong_files, unfit)
 
 
-def _read_model(root: Path, wanted: str, precisions: Sequence[str], allowed: tuple[EngineName, ...]) -> PoolCatalogue:
-    """One model, NAME in its highest version or NAME:VERSION; what is wrong with others there is no reason."""
-    name, _, version = wanted.partition(":")
-    repository = Repository(root, only=(name,), pass_over=True)
-    try:
-        manifest = repository.manifest(name, version)
-    except ModelNotFound as error:
-        there = ", ".join(sorted(ReadManifests(root).look()[0])) or "none"
-        words = error.message if repository.manifests() else f"there is no model {name!r} (models: {there})"
-        raise StartError(f"key 'models': {words}") from error
-    variants = _variants(manifest, precisions)
-    if not variants:
-        raise RepositoryError(
-            f"model {manifest.name!r} version {manifest.version} has no variant that may run in a pool "
-            f"(variants: {', '.join(variant.name for variant in manifest.variants) or 'none'})"
-        )
-    for variant in variants:
-        check_engine(manifest, variant, allowed)
-        repository.verify(manifest, variant)
-        check_trusted(repository, manifest, variant)
+def _read_model(
+    root: Path, wanted: str, precisions: Sequence[str], allowed: tuple[EngineName, ...], or_lower: bool
+) -> PoolCatalogue:
+    choose = lambda manifest: _variants(manifest, precisions)  # noqa: E731
+    found = read_version(root, wanted, "pool", choose, allowed, or_lower=or_lower)
+    manifest, name = found.manifest, found.manifest.name
     artefacts, public = manifest.of_model, None if manifest.pipeline is None else manifest
-    found = [PoolLoadable(artefacts, variant, repository.artefact(manifest, variant), public) for variant in variants]
-    return PoolCatalogue(tuple(found), {} if version else repository.damaged)
+    return PoolCatalogue(
+        tuple(PoolLoadable(artefacts, one, found.repository.artefact(manifest, one), public) for one in found.variants),
+        *(_of(name, reasons) for reasons in ({**found.damaged, **found.wrong_files}, found.wrong_files, found.unfit)),
+    )
+
+
+def _of(name: str, reasons: Mapping[str, str]) -> Damaged:
+    return {(name, version): why for version, why in reasons.items()}
 
 
 def _variants(manifest: Manifest, precisions: Sequence[str]) -> tuple[Variant, ...]:

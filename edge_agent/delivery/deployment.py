@@ -145,6 +145,8 @@ class Deployment:
         """Choose what to serve first. Blocks on the disk. Raises StartError, RepositoryError."""
         found = self._read_statics()
         self._statics = {entry.manifest.name: entry for entry in found.entries}
+        for model, version, why in found.unfit:
+            log.warning("a version is passed over, and a lower one serves", model=model, version=version, reason=why)
         problems = dict(found.problems)
         named = {one.partition(":")[0]: one for one in self._config.models or ()}
         self._wanted = {name: named.get(name, name) for name in (*self._statics, *problems)}

@@ -1,7 +1,8 @@
 """The catalogue lists the models of a device's repository that may run on an edge, each with verified artefacts.
 
-Of each model one version is served, the highest where none is named; a small device has no memory for the others.
-Where its manifest cannot be read, that is the highest whose can be, and the entry says what was passed over.
+Of each model one version is served, the highest with a variant for edges where none is named
+(`tidegate/serving/served_version.py`); a small device has no memory for the others. Where it is damaged, that is the
+highest that is right, and the entry says what was passed over.
 Digests are checked before anything is loaded: a copy that was cut off would otherwise show as wrong answers, or as a
 crash of the runtime.
 
@@ -16,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_agent.serving.runner import EdgeLoadable
-from tidegate.models.manifest import EngineName, Manifest
-from tidegate.models.repository import ReadManifests, Repository, RepositoryError, version_key
-from tidegate.models.trust import TRUSTED, check_engine
-from tidegate.models.trusted_digests import check_trusted
-from tidegate.outcome import ModelNotFound
+from tidegate.models.manifest import EngineName, Manifest, Variant
+from tidegate.models.repository import ReadManifests, Repository, RepositoryError
+from tidegate.models.trust import TRUSTED
 from tidegate.runtime.process import StartError
+from tidegate.serving.served_version import higher, read_version, versions_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,19 @@ class CatalogueEntry:
     """One model with the variants that run here, in the manifest's order.
 
     Attributes:
-        passed_over: by version, why others of the model cannot be read.
+        passed_over: by version, why others of the model cannot be served.
+        unfit: by version, why higher ones are nothing for an edge.
     """
 
     manifest: Manifest
     loadables: tuple[EdgeLoadable, ...]
     passed_over: Mapping[str, str] = field(default_factory=dict)
+    unfit: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def instead(self) -> str:
         """What it is served instead of, and why; "" where that is the version to serve."""
-        own = version_key(self.manifest.version)
-        return "\n".join(why for version, why in self.passed_over.items() if version_key(version) > own)
+        return "\n".join(higher(self.passed_over, self.manifest.version).values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,11 @@ class EdgeCatalogue:
 
     entries: tuple[CatalogueEntry, ...] = ()
     problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unfit(self) -> list[tuple[str, str, str]]:
+        """The name and version of each that is nothing for an edge, and that a lower one is served instead of; why."""
+        return [(entry.manifest.name, *one) for entry in self.entries for one in entry.unfit.items()]
 
     def no_model(self, root: Path) -> StartError:
         """The error of a device that could serve none of what is wanted."""
@@ -84,7 +90,7 @@ def read_catalogue(
         found = _what_is_right(root, _by_name(wanted), {}, allowed)
     else:
         read, problems = ReadManifests(root).look()
-        for_edges = {name: name for name, ones in read.items() if any(one.variants_for("edge") for one in ones)}
+        for_edges = {name: name for name, ones in read.items() if versions_for("edge", ones)[0]}
         lost = {name: why for name, why in problems.items() if name not in for_edges}
         found = _what_is_right(root, for_edges, lost, allowed)
     if not found.entries and not or_none and not found.problems:
@@ -113,28 +119,21 @@ def _what_is_right(
     return EdgeCatalogue(tuple(entries), found)
 
 
-def read_entry(root: Path, wanted: str, allowed: tuple[EngineName, ...]) -> CatalogueEntry:
+def read_entry(root: Path, wanted: str, allowed: tuple[EngineName, ...], *, or_lower: bool = True) -> CatalogueEntry:
     """One model of a repository, NAME in its highest version or NAME:VERSION; the others there may be wrong.
+
+    Args:
+        or_lower: whether a version whose files are wrong is passed over where a lower one is right.
 
     Raises:
         StartError: it does not exist, or has nothing for an edge.
         RepositoryError: its manifest or an artefact cannot be used.
     """
-    name, _, version = wanted.partition(":")
-    repository = Repository(root, only=(name,), pass_over=True)
-    try:
-        manifest = repository.manifest(name, version)
-    except ModelNotFound as error:
-        there = ", ".join(sorted(ReadManifests(root).look()[0])) or "none"
-        words = error.message if repository.manifests() else f"there is no model {name!r} (models: {there})"
-        raise StartError(f"key 'models': {words}") from error
-    variants = manifest.variants_for("edge")
-    if not variants:
-        raise StartError(f"model {name}:{manifest.version} of {repository.root} has no variant for edges")
-    for variant in variants:
-        check_engine(manifest, variant, allowed)
-        repository.verify(manifest, variant)
-        check_trusted(repository, manifest, variant)
-    loadables = tuple(EdgeLoadable(variant, repository.artefact(manifest, variant)) for variant in variants)
-    passed_over = {} if version else {one: why for (_, one), why in repository.damaged.items()}
-    return CatalogueEntry(manifest, loadables, passed_over)
+    found = read_version(root, wanted, "edge", _for_edges, allowed, or_lower=or_lower)
+    artefacts = [found.repository.artefact(found.manifest, variant) for variant in found.variants]
+    loadables = tuple(EdgeLoadable(*one) for one in zip(found.variants, artefacts, strict=True))
+    return CatalogueEntry(found.manifest, loadables, {**found.damaged, **found.wrong_files}, found.unfit)
+
+
+def _for_edges(manifest: Manifest) -> tuple[Variant, ...]:
+    return manifest.variants_for("edge")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edge_agent.serving.catalogue import read_entry
 from edge_agent.serving.runner_set import RunnerSet
-from tidegate.models.manifest import EngineName, Manifest
+from tidegate.models.manifest import EngineName, Manifest, Where
 
 
 class EdgeModelLoader:
@@ -32,24 +32,23 @@ class EdgeModelLoader:
         serving: Callable[[], RunnerSet],
         served: Callable[[], Mapping[str, Manifest]],
     ) -> None:
+        self.where: Where | None = "edge"
         self._root = root
         self._allowed = allowed
         self._serving = serving
         self._served = served
 
-    def takes(self, manifest: Manifest) -> bool:
-        return bool(manifest.variants_for("edge"))
-
     def served(self) -> Mapping[str, Manifest]:
         return self._served()
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str) -> Manifest:
         serving = self._serving()
         before = serving.routed(name)
-        entry = await asyncio.to_thread(read_entry, self._root, name, self._allowed)
+        entry = await asyncio.to_thread(read_entry, self._root, name, self._allowed, or_lower=False)
         serving.route(await serving.start(entry))
         if before is not None:
             await serving.stop(before)
+        return entry.manifest
 
     async def restore(self, name: str) -> bool:
         """Whatever is served here comes from the repository."""

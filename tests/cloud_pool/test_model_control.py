@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 import tritonclient.grpc.aio as triton
@@ -25,7 +26,7 @@ from tests.cloud_pool.workers_support import make_unloadable, put, text
 from tests.support.gateway.app import config_over, gateway_for, until
 from tidegate import clock
 from tidegate.config import load
-from tidegate.models.repository import RepositoryError
+from tidegate.models.repository import RepositoryError, load_manifest, save_manifest
 from tidegate.runtime.process import StartError
 from tidegate.servers.operator_token import token_for
 from tidegate.tools.build.cli import model
@@ -357,5 +358,51 @@ async def test_a_model_whose_newest_manifest_is_damaged_is_served_in_the_version
             await client.infer("two", tensors(3))
     assert states["two:1"] == ("READY", "")
     assert states["two:2"][0] == "UNAVAILABLE" and "is not valid YAML" in states["two:2"][1]
+    said = [one for one in logs if one["event"] == "a version cannot be read, and others stand in"]
+    assert [(one["model"], one["version"]) for one in said] == [("two", "2")]
+
+
+@pytest.mark.parametrize("mode", ["none", "explicit", "poll"])
+async def test_a_model_whose_newest_version_is_only_for_edges_is_served_in_the_version_before(
+    root: Path, tmp_path: Path, mode: str
+) -> None:
+    newest = put(root, "two", "2")
+    manifest = load_manifest(newest)
+    variants = tuple(msgspec.structs.replace(one, where=("edge",)) for one in manifest.variants)
+    save_manifest(newest, msgspec.structs.replace(manifest, variants=variants))
+    with capture_logs() as logs:
+        async with pool(root, tmp_path, model_control=mode, models=("two",)) as app:
+            assert [one.version for one in app.host.offers()] == ["1"]
+    (said,) = [one for one in logs if one["event"] == "a version is passed over, and a lower one serves"]
+    assert (said["model"], said["version"]) == ("two", "2") and "no variant for pools" in said["reason"]
+
+
+@pytest.mark.parametrize("models", [None, ("two",)])
+@pytest.mark.parametrize("mode", ["none", "explicit", "poll"])
+async def test_a_model_whose_newest_file_is_cut_starts_in_the_version_before_and_takes_the_newest_once_it_is_mended(
+    root: Path, tmp_path: Path, mode: str, models: tuple[str, ...] | None
+) -> None:
+    artefact = put(root, "two", "2") / TEXT.variants[0].artefact
+    right = artefact.read_bytes()
+    artefact.write_bytes(b"cut off")
+    with capture_logs() as logs:
+        async with (
+            pool(root, tmp_path, model_control=mode, models=models, repository_poll_s=0.05) as app,
+            triton.InferenceServerClient(app.address) as client,
+        ):
+            states = await index(client)
+            await client.infer("two", tensors(3))
+            if mode == "explicit":
+                with pytest.raises(InferenceServerException, match="has 7 bytes"):
+                    await client.load_model("two", headers=shown(tmp_path))
+                assert await index(client) == states
+            artefact.write_bytes(right)
+            if mode == "explicit":
+                await client.load_model("two", headers=shown(tmp_path))
+            if mode != "none":
+                await until(lambda: ("two", "2") in [(one.name, one.version) for one in app.host.offers()])
+                assert "two:1" not in await index(client)
+    assert states["two:1"] == ("READY", "")
+    assert states["two:2"][0] == "UNAVAILABLE" and "has 7 bytes" in states["two:2"][1]
     said = [one for one in logs if one["event"] == "a version cannot be read, and others stand in"]
     assert [(one["model"], one["version"]) for one in said] == [("two", "2")]

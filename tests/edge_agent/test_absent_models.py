@@ -215,3 +215,24 @@ async def test_a_version_whose_manifest_is_damaged_leaves_its_model_in_the_lower
     assert "double/2/model.yaml: is not valid YAML" in said
     (warned,) = [one.words for one in found if one.check == "models" and one.verdict == "warning"]
     assert said in warned and warned.endswith("it is served in version 1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["none", "explicit"])
+async def test_a_device_starts_in_a_lower_version_where_the_highest_is_cut_or_only_for_pools(
+    tmp_path: Path, mode: str
+) -> None:
+    root = tiny_repository(tmp_path / "models", ("1", "2", "3"))
+    (root / "double" / "2" / "int8.onnx").write_bytes(b"cut off")
+    manifest = load_manifest(root / "double" / "3")
+    variants = tuple(msgspec.structs.replace(one, where=("pool",)) for one in manifest.variants)
+    save_manifest(root / "double" / "3", msgspec.structs.replace(manifest, variants=variants))
+    keys = {"model_control": mode, "operator_token_file": tmp_path / "token"} if mode != "none" else {}
+    with capture_logs() as logs:
+        async with edge(root, **keys) as app:
+            assert await ask(app, "double") == "1"
+            assert app.absent == {}
+    (cut_off,) = [one["reason"] for one in logs if one["event"] == "another generation of a model stands in for it"]
+    assert "double/2/int8.onnx: has 7 bytes" in cut_off
+    told = [one for one in logs if one["event"] == "a version is passed over, and a lower one serves"]
+    assert {(one["model"], one["version"]) for one in told} == {("double", "3")}

@@ -10,11 +10,13 @@ The names are Triton's. How a model comes and goes is its process's business (`M
 * One change at a time. Loading takes a device's time and memory, and two at once would each see room for one.
 * A change goes on where its caller leaves: half a load is no state that a server should stay in.
 * A load that fails changes nothing: what served before serves on, and the index has the reason.
-* A version whose manifest cannot be read is passed over, and in the index: the highest is served whose can be read. But
-  what serves is not replaced by a lower one because its own manifest was damaged since.
+* The version of a model that is served is chosen by `served_version.py`. One whose manifest cannot be read is passed
+  over, and in the index; one that has nothing for this target is passed over, and in the log. But what serves is not
+  replaced by a lower one because its own manifest was damaged since.
 * What is the same as what is served (manifest, sizes and times of its files) is not loaded again.
 * At the start all that the repository has is loaded, as if it had just come there (`begin`): a model that is wrong is
-  not served then either, and a process of which none is right does not start.
+  not served then either, and a process of which none is right does not start. A loader may serve a lower version then,
+  of a model whose highest has wrong files; that one is told of by `failed_before`, and comes as any new one does.
 * A followed folder that cannot be read at all is no empty one: a share that is not mounted takes no model away. A model
   that cannot be read or loaded is tried again when its files have changed.
 
@@ -32,12 +34,13 @@ from typing import Any, Final, Literal, NamedTuple, Protocol, Self
 import structlog
 
 from tidegate import clock
-from tidegate.models.manifest import Manifest
+from tidegate.models.manifest import Manifest, Where
 from tidegate.models.repository import Damaged, ReadManifests, RepositoryError
 from tidegate.oip.repository.model_control import ModelStatus, Statuses
 from tidegate.outcome import InternalError, InvalidRequest, ModelNotFound, NotSupported, ServeError
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
+from tidegate.serving.served_version import versions_for
 
 FIRST_AGAIN_S: Final = 60.0  # until a load that failed, and not by its files, is tried again; twice as long each time
 LATEST_AGAIN_S: Final = 900.0
@@ -58,19 +61,22 @@ class FoundModel(NamedTuple):
 
 
 class ModelLoader(Protocol):
-    """What a target does to serve a model, and to serve it no longer."""
+    """What a target does to serve a model, and to serve it no longer.
 
-    def takes(self, manifest: Manifest) -> bool:
-        """Whether this target could serve it."""
-        ...
+    Attributes:
+        where: the place whose variants it serves; None: it takes any model.
+    """
+
+    where: Where | None
 
     def served(self) -> Mapping[str, Manifest]:
         """The models that are served, by name."""
         ...
 
-    async def load(self, name: str) -> None:
-        """Serve the highest version of a model, instead of another one. Raises what `ModelControl.load` says, or
-        StartError and RepositoryError."""
+    async def load(self, name: str) -> Manifest:
+        """Serve the highest version of a model, instead of another one; at the start it may be a lower one where that
+        one's files are wrong. Returns what serves. Raises what `ModelControl.load` says, or StartError and
+        RepositoryError."""
         ...
 
     async def restore(self, name: str) -> bool:
@@ -122,6 +128,7 @@ class RepositoryControl:
         self._under_way: dict[str, ModelStatus] = {}
         self._failed: dict[str, str] = {}
         self._damaged: Damaged = {}  # of models that can be served in other versions
+        self._unfit: Damaged = {}  # of models that are served in lower versions: they have nothing for this target
         self._failed_before: Mapping[str, str] = {}
 
     def failed_before(self, reasons: Mapping[str, str]) -> None:
@@ -187,11 +194,23 @@ class RepositoryControl:
             for (name, version), reason in sorted(self._damaged.items())
             if name not in served or served[name].version != version
         }
+        missing |= self._not_in_its_highest(found, served)
         return {
             (name, one.version): self._under_way.get(name) or self._absent(name)
             for name, one in sorted(manifests.items())
             if name not in served or name in self._under_way
         } | {of: ModelStatus("UNAVAILABLE", reason) for of, reason in missing.items()}
+
+    def _not_in_its_highest(
+        self, found: Mapping[str, FoundModel], served: Mapping[str, Manifest]
+    ) -> dict[tuple[str, str], str]:
+        """Versions that could not be loaded of models that a lower one serves, and why."""
+        if self._loader.where is None:  # what serves in any number of versions at once
+            return {}
+        highest = {name: found[name].manifest.version for name in self._failed if name in found and name in served}
+        return {
+            (name, version): self._failed[name] for name, version in highest.items() if served[name].version != version
+        }
 
     async def _change(self, name: str, work: Any) -> None:
         task = asyncio.create_task(work, name=f"model control of {name}")
@@ -218,7 +237,7 @@ class RepositoryControl:
         self._under_way[name] = ModelStatus("LOADING")
         began_at = clock.now()
         try:
-            await self._loader.load(name)
+            serves = await self._loader.load(name)
         except (StartError, RepositoryError, ServeError) as error:
             words = error.message if isinstance(error, ServeError) else str(error)
             self._failed[name] = words
@@ -235,7 +254,7 @@ class RepositoryControl:
         self._failed.pop(name, None)
         self._loaded[name] = found
         took_s = round(clock.now() - began_at, 3)
-        log.info("model loaded", model=name, version=found.manifest.version, took_s=took_s)
+        log.info("model loaded", model=name, version=serves.version, took_s=took_s)
 
     async def _unload(self, name: str) -> None:
         async with self._turn:
@@ -305,24 +324,24 @@ class RepositoryControl:
     def _look(self) -> dict[str, FoundModel]:
         """The highest version that this target could serve of each model. Blocks. Raises RepositoryError."""
         versions, problems = self._manifests.look()
-        found: dict[str, FoundModel] = {}
+        found, unfit = dict[str, FoundModel](), dict[tuple[str, str], str]()
         for name, ones in versions.items():
-            fitting = [one for one in ones if self._wanted(name) and self._loader.takes(one)]
-            if fitting:
-                found[name] = _found(self._root, fitting[-1])
-        self._note_damaged({of: why for of, why in self._manifests.damaged.items() if of[0] in found})
+            fitting, higher = versions_for(self._loader.where, ones)
+            if fitting and self._wanted(name):
+                found[name] = _found(self._root, fitting[0])
+                unfit |= {(name, version): why for version, why in higher.items()}
+        damaged = {of: why for of, why in self._manifests.damaged.items() if of[0] in found}
+        for (name, version), why in _news(damaged, self._damaged):
+            log.error("a version cannot be read, and others stand in", model=name, version=version, reason=why)
+        for (name, version), why in _news(unfit, self._unfit):
+            log.warning("a version is passed over, and a lower one serves", model=name, version=version, reason=why)
+        self._damaged, self._unfit = damaged, unfit
         for name in set(problems) - set(found):
             if self._wanted(name):
                 self._failed[name] = problems[name]
         for name in [name for name in self._failed if name not in versions and name not in problems]:
             del self._failed[name]
         return found
-
-    def _note_damaged(self, damaged: Damaged) -> None:
-        for (name, version), reason in damaged.items():
-            if self._damaged.get((name, version)) != reason:
-                log.error("a version cannot be read, and others stand in", model=name, version=version, reason=reason)
-        self._damaged = damaged
 
     def _why_kept(self, name: str) -> str:
         """Why the version that serves is not to be replaced by what can be read; "" where it may be."""
@@ -342,6 +361,10 @@ class RepositoryControl:
 
     def __repr__(self) -> str:
         return f"<RepositoryControl {self._mode} of {self._server_name}, {len(self._loaded)} loaded>"
+
+
+def _news(reasons: Damaged, known: Damaged) -> list[tuple[tuple[str, str], str]]:
+    return [(of, why) for of, why in reasons.items() if known.get(of) != why]
 
 
 def _found(root: Path, manifest: Manifest) -> FoundModel:

@@ -6,11 +6,13 @@ import re
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from edge_agent.serving.catalogue import read_catalogue
+from edge_agent.serving.catalogue import read_catalogue, read_entry
 from tests.support.models.tiny_models import tiny_repository
-from tidegate.models.repository import Repository
+from tidegate.models.repository import Repository, RepositoryError, load_manifest, save_manifest
+from tidegate.models.trust import TRUSTED
 from tidegate.runtime.process import StartError
 
 
@@ -77,3 +79,29 @@ def test_a_version_that_cannot_be_read_leaves_its_model_in_a_lower_one(
     named = read_catalogue(Repository(root), ["double:2"])
     assert named.entries[0].instead == ""
     assert "is not valid YAML" in read_catalogue(Repository(root), ["double:3"]).problems["double"]
+
+
+@pytest.mark.parametrize("wanted", [None, ["double"]])
+def test_a_version_that_is_only_for_pools_is_passed_over(tmp_path: Path, wanted: list[str] | None) -> None:
+    root = tiny_repository(tmp_path, ("1", "2"))
+    newest = root / "double" / "2"
+    manifest = load_manifest(newest)
+    (variant,) = manifest.variants
+    for_pools = msgspec.structs.replace(variant, where=("pool",))
+    save_manifest(newest, msgspec.structs.replace(manifest, variants=(for_pools,)))
+    found = read_catalogue(Repository(root), wanted)
+    (double,) = [one for one in found.entries if one.manifest.name == "double"]
+    assert double.manifest.version == "1" and not found.problems and double.instead == ""
+    assert found.unfit == [("double", "2", "no variant for edges (variants: int8)")]
+    named = read_catalogue(Repository(root), ["double:2"])
+    assert "has no variant for edges" in named.problems["double"]
+
+
+def test_a_version_whose_files_are_wrong_is_passed_over_at_the_start_alone(tmp_path: Path) -> None:
+    root = tiny_repository(tmp_path, ("1", "2"))
+    (root / "double" / "2" / "int8.onnx").unlink()
+    (double,) = read_catalogue(Repository(root), ["double"]).entries
+    assert double.manifest.version == "1" and "double/2/int8.onnx: the artefact of variant" in double.instead
+    assert "No such file" in read_catalogue(Repository(root), ["double:2"]).problems["double"]
+    with pytest.raises(RepositoryError, match="No such file"):
+        read_entry(root, "double", TRUSTED, or_lower=False)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.cloud_pool.models import TEXT
 from tidegate import clock
-from tidegate.models.manifest import Manifest
+from tidegate.models.manifest import Manifest, Where
 from tidegate.models.repository import RepositoryError, save_manifest
 from tidegate.outcome import InternalError, InvalidRequest, OutOfMemory
 from tidegate.runtime.process import StartError
@@ -24,21 +24,20 @@ class LoaderOfSome:
     """Serves what it is told to, but for the models that it is to fail on."""
 
     def __init__(self, failures: Mapping[str, Exception]) -> None:
+        self.where: Where | None = "pool"
         self.failures = failures
         self.asked: list[str] = []
         self.serves: dict[str, Manifest] = {}
 
-    def takes(self, manifest: Manifest) -> bool:
-        return True
-
     def served(self) -> Mapping[str, Manifest]:
         return self.serves
 
-    async def load(self, name: str) -> None:
+    async def load(self, name: str) -> Manifest:
         self.asked.append(name)
         if name in self.failures:
             raise self.failures[name]
         self.serves[name] = msgspec.structs.replace(TEXT, name=name)
+        return self.serves[name]
 
     async def restore(self, name: str) -> bool:
         return False
@@ -172,3 +171,26 @@ async def test_what_serves_is_not_replaced_by_a_lower_one_as_its_manifest_is_dam
         with pytest.raises(InvalidRequest, match=r"what serves is kept: .*is not valid YAML"):
             await begun.load("a")
     assert loader.asked == ["a", "b", "c"]
+
+
+async def test_a_version_that_is_for_another_place_is_passed_over_and_told_once(root: Path) -> None:
+    variants = tuple(msgspec.structs.replace(one, where=("edge",)) for one in TEXT.variants)
+    save_manifest(root / "a" / "9", msgspec.structs.replace(TEXT, name="a", version="9", variants=variants))
+    begun = control(root, LoaderOfSome({}))
+    with capture_logs() as logs:
+        await begun.poll()
+        await begun.poll()
+    (said,) = [one for one in logs if one["event"] == "a version is passed over, and a lower one serves"]
+    assert (said["model"], said["version"]) == ("a", "9") and "no variant for pools" in said["reason"]
+    assert await begun.statuses() == {}
+
+
+async def test_a_version_that_could_not_replace_a_lower_one_is_in_the_index(root: Path) -> None:
+    loader = LoaderOfSome({})
+    begun = control(root, loader)
+    await begun.poll()
+    loader.failures = {"a": RepositoryError("a/9: cut off")}
+    put(root, "a", "9")
+    await begun.poll()
+    ((of, status),) = (await begun.statuses()).items()
+    assert (of, status.state, status.reason) == (("a", "9"), "UNAVAILABLE", "a/9: cut off")
