@@ -32,6 +32,7 @@ from tidegate.runtime import events
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.ports import try_listen
 from tidegate.runtime.process import StartError
+from tidegate.runtime.spawned_process import PipedProcess, spawn_piped
 from tidegate.servers.address import format_address
 from tidegate.workers.exit_status import describe_exit
 
@@ -91,7 +92,7 @@ class PoolServer:
         self.ready: dict[str, Any] = {}
         self._config = config
         self._backoff = Backoff(random.random, base_s=0.5, cap_s=30.0)
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: PipedProcess | None = None
         self._began_at = 0.0
 
     @property
@@ -109,8 +110,7 @@ class PoolServer:
         try:
             await self._serves(self._process)
         except StartError:
-            with suppress(ProcessLookupError):
-                self._process.kill()  # where it runs still: whether it serves would never be known
+            self._process.kill()  # where it runs still: whether it serves would never be known
             await self._ended()
             raise
 
@@ -142,20 +142,17 @@ class PoolServer:
             log.error("a server of this pool does not end, and is killed", server=self.name, pid=process.pid)
             process.kill()
             await process.wait()
+        process.close()
 
-    async def _spawn(self) -> asyncio.subprocess.Process:
+    async def _spawn(self) -> PipedProcess:
         command = [sys.executable, "-P", "-m", "cloud_pool", "--one-of-servers"]
-        return await asyncio.create_subprocess_exec(
-            *command,
-            "--die-with-parent",
-            str(os.getpid()),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=MOST_LINE_BYTES,
-            start_new_session=True,  # a Ctrl-C in a terminal reaches the parent, which ends all in order
+        return await spawn_piped(
+            [*command, "--die-with-parent", str(os.getpid())],
+            line_bytes=MOST_LINE_BYTES,
+            new_session=True,  # a Ctrl-C in a terminal reaches the parent, which ends all in order
         )
 
-    async def _serves(self, process: asyncio.subprocess.Process) -> None:
+    async def _serves(self, process: PipedProcess) -> None:
         reason = ""
         while not self.ready:
             event = await self._event(process)
@@ -175,23 +172,20 @@ class PoolServer:
         process = self._process
         if process is None:
             return "could not be started"
-        assert process.stdout is not None
         with suppress(OSError):
             while await process.stdout.read(MOST_LINE_BYTES):  # nobody needs it, but a full pipe would stop the server
                 pass
         await process.wait()
+        process.close()
         return self._how(process)
 
-    async def _hand(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(self._config.model_dump(mode="json", exclude_unset=True)).encode())
+    async def _hand(self, process: PipedProcess) -> None:
         with suppress(OSError):  # it has ended, which the reader of its events tells
-            await process.stdin.drain()
-        process.stdin.close()
+            await process.write(json.dumps(self._config.model_dump(mode="json", exclude_unset=True)).encode())
+        process.write_eof()
 
-    async def _event(self, process: asyncio.subprocess.Process) -> dict[str, Any] | None:
+    async def _event(self, process: PipedProcess) -> dict[str, Any] | None:
         """Its next event; None at its end. Raises StartError: what it says cannot be read, and "ready" may be in it."""
-        assert process.stdout is not None
         try:
             line = await process.stdout.readline()
         except (OSError, ValueError) as error:  # ValueError: a line over MOST_LINE_BYTES
@@ -205,7 +199,7 @@ class PoolServer:
         return event if isinstance(event, dict) else {}
 
     @staticmethod
-    def _how(process: asyncio.subprocess.Process) -> str:
+    def _how(process: PipedProcess) -> str:
         if process.returncode is None:
             return "runs"
         return describe_exit(process.returncode, exited="ended with exit code", killed="was ended by")

@@ -21,6 +21,7 @@ from cloud_pool.vllm.child_log import ChildLog
 from cloud_pool.vllm.session import descendants, kill_session, session_members
 from tidegate import clock
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.spawned_process import SpawnedProcess, spawn
 from tidegate.workers.exit_status import describe_exit
 from tidegate.workers.starvation import starved_s
 
@@ -37,7 +38,7 @@ class ServerProcess:
     def __init__(self, name: str, *, cores: frozenset[int] = frozenset()) -> None:
         self.log = ChildLog(name)
         self._cores = cores
-        self._warden: asyncio.subprocess.Process | None = None
+        self._warden: SpawnedProcess | None = None
         self._lifeline = -1
         self._watching: asyncio.Task[str] | None = None
 
@@ -67,21 +68,22 @@ class ServerProcess:
         ends, self._lifeline = os.pipe()
         said, says = os.pipe()  # not the subprocess module's own, whose `wait` waits for all that hold them
         try:
-            self._warden = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-P",  # a folder in which we were started may have packages of our names
-                "-m",
-                "cloud_pool.vllm.warden",
-                str(ends),
-                str(folder),
-                ",".join(map(str, sorted(self._cores))),
-                *command,
+            self._warden = spawn(
+                [
+                    sys.executable,
+                    "-P",  # a folder in which we were started may have packages of our names
+                    "-m",
+                    "cloud_pool.vllm.warden",
+                    str(ends),
+                    str(folder),
+                    ",".join(map(str, sorted(self._cores))),
+                    *command,
+                ],
                 pass_fds=(ends,),
-                stdin=asyncio.subprocess.DEVNULL,
                 stdout=says,
                 stderr=says,
-                env=dict(environment),
-                start_new_session=True,  # which Ctrl-C does not reach, and which can be killed as one
+                env=environment,
+                new_session=True,  # which Ctrl-C does not reach, and which can be killed as one
             )
         except BaseException:
             os.close(said)
@@ -118,9 +120,8 @@ class ServerProcess:
                 os.close(self._lifeline)
                 self._lifeline = -1
 
-    async def _end(self, warden: asyncio.subprocess.Process, watching: asyncio.Task[str]) -> None:
-        with suppress(ProcessLookupError):
-            warden.terminate()  # which goes on to the server
+    async def _end(self, warden: SpawnedProcess, watching: asyncio.Task[str]) -> None:
+        warden.send_signal(signal.SIGTERM)  # which goes on to the server
         try:
             async with asyncio.timeout(_STOP_GRACE_S):
                 await asyncio.shield(watching)
@@ -131,7 +132,7 @@ class ServerProcess:
             await watching
             raise
 
-    async def _watch(self, warden: asyncio.subprocess.Process, said: int) -> str:
+    async def _watch(self, warden: SpawnedProcess, said: int) -> str:
         reading = asyncio.create_task(self._read(said), name="what vLLM's server prints")
         try:
             status = await warden.wait()

@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ from tidegate.config import load
 from tidegate.runtime import events
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
+from tidegate.runtime.spawned_process import PipedProcess, spawn_piped
 from tidegate.testing.ports import free_ports
 
 pytestmark = pytest.mark.slow
@@ -36,7 +37,7 @@ SERVES = f"{READY}; {UNTIL_A_SIGNAL}"
 
 
 class Spawns:
-    """In the place of `asyncio.create_subprocess_exec`.
+    """In the place of `spawn_piped`.
 
     Attributes:
         failing: so many of the next calls fail, as they do where there are too many processes.
@@ -47,14 +48,13 @@ class Spawns:
         self.failing = 0
         self.programs: list[str] = []
         self.pids: list[int] = []
-        self._spawn = asyncio.create_subprocess_exec
 
-    async def __call__(self, *_: str, **keys: Any) -> asyncio.subprocess.Process:
+    async def __call__(self, _: Sequence[str], **keys: Any) -> PipedProcess:
         if self.failing:
             self.failing -= 1
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         program = self.programs.pop(0) if self.programs else SERVES
-        process = await self._spawn(sys.executable, "-I", "-S", "-c", program, **keys)
+        process = await spawn_piped([sys.executable, "-I", "-S", "-c", program], **keys)
         self.pids.append(process.pid)
         return process
 
@@ -62,7 +62,7 @@ class Spawns:
 @pytest.fixture
 def spawns(monkeypatch: pytest.MonkeyPatch) -> Spawns:
     made = Spawns()
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", made)
+    monkeypatch.setattr(servers, "spawn_piped", made)
     monkeypatch.setattr(random, "random", lambda: 0.05)  # pauses are short
     monkeypatch.setattr(servers, "MOST_LINE_BYTES", 2**16)
     return made

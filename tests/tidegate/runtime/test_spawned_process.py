@@ -41,6 +41,35 @@ TEMPLATES = """
     await renderer.start()
     await renderer.aclose()
 """
+GATEWAY = """
+    from gateway.workers.gateway_process import GatewayProcess
+    from gateway.workers.messages import PartAssignment
+    part = PartAssignment("worker", 1, 1, sockets=[], http_port=0, grpc_port=0, folder="", generation=1)
+    process = await GatewayProcess(part, None, lambda *_: None, lambda: None).start()
+    assert process.pid
+    await process.aclose()
+"""
+POOL = """
+    from cloud_pool.config import PoolConfig
+    from cloud_pool.servers import PoolServer
+    from tidegate.config import load
+    server = PoolServer(load(PoolConfig, name="pool-0"))
+    starting = asyncio.create_task(server.start())
+    while not server.pid:
+        await asyncio.sleep(0)
+    starting.cancel()
+    await server.aclose()
+"""
+VLLM = """
+    import os
+    from pathlib import Path
+    from cloud_pool.vllm.server_process import ServerProcess
+    server = ServerProcess("s")
+    await server.start(["/bin/true"], os.environ, Path("/nowhere"))
+    await server.ended()
+    await server.stop()
+"""
+CHILDREN = {"worker": WORKER, "templates": TEMPLATES, "gateway": GATEWAY, "pool": POOL, "vllm": VLLM}
 
 
 def started(*command: str) -> SpawnedProcess:
@@ -204,7 +233,7 @@ def test_a_child_that_ends_at_once_is_a_child_that_has_ended(leaves_nothing: Cal
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts forks as glibc tells of them")
-@pytest.mark.parametrize("child", [WORKER, TEMPLATES], ids=["worker", "templates"])
+@pytest.mark.parametrize("child", CHILDREN.values(), ids=CHILDREN)
 def test_no_child_is_started_by_a_fork_under_uvloop(child: str) -> None:
     program = FORKS.format(child=child)
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
