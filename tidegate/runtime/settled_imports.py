@@ -12,10 +12,11 @@ whoever wants the other itself imports it as ever.
 
 Together this is a quarter of the CPU time in which a process starts. This file imports nothing that costs anything.
 
-gRPC hooks itself into `fork`, and asks the environment whether to as it is imported. uvloop starts a child by `fork`
-and `exec`; with the hook, gRPC's threads begin anew in the child before it has become another program, and where calls
-were under way some three children in a hundred died of it, as workers that "were killed by SIGSEGV" at their start. No
-process of ours goes on in a fork, so the hook is off; whoever set the variable otherwise keeps it.
+gRPC hooks itself into `fork`, and asks the environment whether to as it is imported. A child that is started through
+uvloop comes by `fork` and `exec`; with the hook, gRPC's threads begin anew in the child before it has become another
+program, and where calls were under way some three children in a hundred died of it, "killed by SIGSEGV" at their start.
+Workers and most other children come by `vfork` (`spawned_process.py`), which runs no hooks; a few short-lived ones come
+through uvloop still. No process of ours goes on in a fork, so the hook is off; whoever set the variable keeps it.
 """
 
 from __future__ import annotations
