@@ -5,10 +5,10 @@ each further one is, and that the answer has ended in time; and the chance of al
 a tenth with `ENOUGH` claims is off by the difference between its mean claim and the share that came true.
 
 Scenarios are those with streams: an office's WiFi, agents over LTE, and a pool that is far. Loads are of the knee; the
-same seeds for each. At the far pool the rule that a knee is found by keeps too few first tokens at any rate; what counts
-for one there is the rate that its scenario comes with.
+same seeds for each. At the far pool the rule that a knee is found by keeps too few first tokens at any rate; there the
+rate that its scenario comes with stands for one. A run lasts as long as its fleet takes to be asked often enough.
 
-    python -m tests.bench.token_chances [--quick] [--repeats SEEDS] [--seconds 180] [--processes 2]
+    python -m tests.bench.token_chances [--quick] [--repeats SEEDS] [--seconds SECONDS] [--processes 2]
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.bench.harness import Goal, Report, parser, table
 SCENARIOS: Final = ("talk_office", "agents_lte", "talk_far_pool")
 LOADS: Final = (0.3, 0.6)
 KNEES: Final = {"talk_far_pool": load("talk_far_pool").scenario.arrivals.rate}
+REQUESTS: Final = 4000  # at the lowest load, of all seeds together
 MOST_OFF: Final = 0.03
 OURS: Final = "tidegate"
 
@@ -32,12 +33,13 @@ def main() -> None:
     options.add_argument("--processes", type=int, default=2, help="runs at the same time")
     chosen = options.parse_args()
     seeds = tuple(range(1, 1 + (chosen.repeats or (1 if chosen.quick else 8))))
-    seconds = chosen.seconds or (20.0 if chosen.quick else 180.0)
-    report = Report("token_chances", {"seeds": len(seeds), "seconds": seconds, "loads": LOADS, "enough": ENOUGH})
+    requests = REQUESTS / 20 if chosen.quick else REQUESTS
+    report = Report("token_chances", {"seeds": len(seeds), "requests": requests, "loads": LOADS, "enough": ENOUGH})
     rows = []
     for scenario in SCENARIOS[:1] if chosen.quick else SCENARIOS:
         loaded = load(scenario)
         knee_rps = KNEES.get(scenario) or knee(loaded)
+        seconds = chosen.seconds or requests / len(seeds) / min(LOADS) / knee_rps
         lasting = loaded.replaced(loaded.scenario.lasting(seconds))
         for one in sweep(lasting, (OURS,), LOADS, seeds, knee_rps=knee_rps, processes=chosen.processes):
             generations = one.generations
