@@ -73,6 +73,7 @@ class PartAssignment(msgspec.Struct, tag=True, frozen=True):
     folder: str
     generation: int  # of this process's start: names in `folder` are new each time
     ports: dict[str, int] = {}  # that the keeper had before, by name: its successor answers where it did
+    counted: dict[str, int] = {}  # ends of each process that the keeper before was told of, and has counted
 
 
 class AcceptFor(msgspec.Struct, tag=True, frozen=True):

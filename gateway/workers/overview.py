@@ -111,7 +111,7 @@ class WorkersOverview:
 
     def families(self) -> list[Metric]:
         """The metrics of the processes themselves."""
-        return process_families(self._part.members)
+        return process_families(self._part.members, self._part.part.counted)
 
     async def decisions(self, query: Mapping[str, str]) -> list[dict[str, Any]]:
         """What the workers remember of requests, each in its own order; of one that does not answer, nothing."""
@@ -158,10 +158,15 @@ def _ends(said: WorkerEnds) -> Ends:
     return {(model, priority, by, why, ending, bucket): n for model, priority, by, why, ending, bucket, n in said.rows}
 
 
-def process_families(members: Sequence[Member]) -> list[Metric]:
-    """The metrics of a gateway's processes."""
+def process_families(members: Sequence[Member], counted: Mapping[str, int]) -> list[Metric]:
+    """The metrics of a gateway's processes.
+
+    Args:
+        counted: ends by process that a keeper before has counted. What it counted outlives it, and is added to these
+            (`tidegate/metrics/sharing.py`); an end in the second after its last snapshot may be lost.
+    """
     up = [((one.name,), float(one.state == "ready")) for one in members]
-    ended = [((one.name,), float(one.ended)) for one in members]
+    ended = [((one.name,), float(max(0, one.ended - counted.get(one.name, 0)))) for one in members]
     return [
         gauge("tidegate_gateway_process_up", "Whether a process of the gateway serves (`workers`).", ("name",), up),
         counter("tidegate_gateway_process_ends", "Ends of a process that were not asked for.", ("name",), ended),

@@ -130,6 +130,7 @@ class GatewaySupervisor:
         self._ports = (0, 0)
         self._generation = 0
         self._keepers_ports: dict[str, int] = {}
+        self._counted: dict[str, int] = {}  # ends of each process that a keeper was told of
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._restarting = asyncio.Lock()
@@ -264,6 +265,7 @@ class GatewaySupervisor:
             folder=str(self._folder),
             generation=self._generation,
             ports={} if place.number else self._keepers_ports,
+            counted={} if place.number else self._counted,
         )
         return GatewayProcess(part, self._config_path, self._heard, self._changed)
 
@@ -412,6 +414,8 @@ class GatewaySupervisor:
         for place in self._places:
             for process in place.processes:
                 process.send(told)
+        if self._places[0].processes:
+            self._counted = {one.name: one.ended for one in told.members if one.ended}
 
     # ending
 
