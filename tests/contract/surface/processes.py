@@ -137,7 +137,7 @@ def _of_a_gateway() -> list[Metric]:
     counted.add(lambda: configuration_families(_drifted()))
     counted.add(lambda: help_families({"edge/attic": 1}))
     counted.add(lambda: split_families({(MODEL, "answered"): 1}))
-    counted.add(lambda: process_families([Member("worker-1", "worker")]))
+    counted.add(lambda: process_families([Member("worker-1", "worker")], {}))
     counted.add(tracing.families)
     counted.add(lambda: loop_families(LoopLag()))
     counted.began(call)
