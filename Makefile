@@ -94,7 +94,7 @@ test: ## Lint and every test. TEST_FLAGS="-k words"
 	$(call RUN_HALF,whole,$(MOST),-m e2e $(if $(filter tests/%,$(TEST_FLAGS)),,$(WHOLE))); \
 	[ $$code -eq 0 ] || { [ $$code -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$code
 
-test-fast: setup ## The short tests, without processes, models and clients, within a minute.
+test-fast: setup ## The short tests, without processes, models and clients.
 	$(BIN)/python -m pytest -q $(PARALLEL) -m "not slow and not e2e and not clients and not needs_mosquitto" $(TEST_FLAGS)
 
 test-gpu: setup ## The tests that need a GPU which torch sees; `make test` skips them where there is none.
