@@ -136,9 +136,8 @@ class PipedProcess(SpawnedProcess):
         if self._stdin is None:
             return
         writing = self._stdin.transport
-        if (
-            not writing.is_closing() or writing.get_write_buffer_size()
-        ):  # asyncio's may not be aborted once it is closed
+        # asyncio's may not be aborted once it is closed
+        if not writing.is_closing() or writing.get_write_buffer_size():
             writing.abort()
 
 
