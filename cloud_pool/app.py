@@ -15,7 +15,7 @@ import asyncio
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from importlib.util import find_spec
@@ -36,7 +36,7 @@ from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch, PoolRequest
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
-from cloud_pool.workers.catalogue import PoolCatalogue, check_memory, read_catalogue, weights_bytes
+from cloud_pool.workers.catalogue import PoolCatalogue, check_memory, read_catalogue, weights_bytes, what_fits
 from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable
 from cloud_pool.workers.generating_recycling import GeneratingRecycling
 from cloud_pool.workers.generating_start import GeneratingStarts
@@ -67,7 +67,7 @@ from tidegate.oip.grpc.health import HEALTH_SERVICE
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.guard import OpenGuard
 from tidegate.oip.repository.model_control import FixedModels, ModelControl, ModelStatus
-from tidegate.outcome import NotSupported
+from tidegate.outcome import ModelNotFound, NotSupported
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
@@ -130,6 +130,7 @@ class PoolApp:
         self._scheduler: PoolScheduler | None = None
         self._load_priority = LoadPriority()
         self._supervisor: ModelWorkers | None = None
+        self._fixed: PoolSupervisor | None = None  # the same, where no model comes or goes
         self._generating: GenerationWorkers | None = None
         self._steps: dict[tuple[str, str], StepsWorker] = {}
         self._control: PoolModelControl | None = None
@@ -211,11 +212,9 @@ class PoolApp:
         tls = tls_of(config.tls, lambda: CertificateIdentity("pool", config.name))
         _check_announced(config, tls)
         self._attester = attester_of(config.attestation, tls, self._measure)
-        loadables = await self._on_onnx_devices(await self._catalogue())
-        plain = [one for one in loadables if one.manifest.generative is None]
-        generating = [one for one in loadables if one.manifest.generative is not None]
         memory_limit = MemoryLimit(config.memory_limit_bytes, memory_bytes(), self._sharing)
-        self._check_memory(plain, generating, self._places(), memory_limit.of(None))
+        loadables = await self._on_onnx_devices(self._what_fits(await self._catalogue(), memory_limit.of(None)))
+        plain, generating = _by_kind(loadables)
         traces = ServedTraces(f"pool/{config.name}", random.getrandbits, await self._collector())
         scheduler = self._scheduler = await self._start_scheduler(traces)
         workers = self._make_workers(plain, generating, scheduler, memory_limit)
@@ -230,9 +229,9 @@ class PoolApp:
             self._control.publish(door.address)
         for one in workers:
             await self._stack.enter_async_context(one)
+        for steps in list(self._steps.values()):  # they are measured around the model's answers
+            await self._start_steps(steps)
         self._check_some()
-        for steps in self._steps.values():  # they are measured around the model's answers
-            await self._stack.enter_async_context(steps)
         self.steward = await self._stack.enter_async_context(self._new_steward(control))
         await self._stack.enter_async_context(self._generating_recycling(self.generating, self.steward.recycles))
         await self._open_metrics()
@@ -262,10 +261,10 @@ class PoolApp:
             self._control = self._new_control(scheduler, places, memory_limit)
             self._supervisor = self._generating = self._control.residents
             return [self._control]
-        leave_out = self._left_out if self.config.models is None else None
+        leave_out = self._left_out if self._may_leave_out else None
         fixed = self._new_supervisor(plain, scheduler, places if plain else [], memory_limit, leave_out=leave_out)
-        talking = self._new_generating(generating, scheduler, memory_limit)
-        self._supervisor, self._generating = fixed, talking
+        talking = self._new_generating(generating, scheduler, memory_limit, leave_out=leave_out)
+        self._supervisor, self._fixed, self._generating = fixed, fixed, talking
         self._steps = {
             (one.manifest.name, one.manifest.version): self._new_steps(one, scheduler)
             for one in reversed(plain)  # the first variant of each is the one that is asked for no other
@@ -338,6 +337,16 @@ class PoolApp:
             return loadables
         trials = DeviceTrials(devices, lambda name: WorkerProcess(f"{config.name}/{name}", sandbox=config.sandbox))
         return await placed(loadables, trials, config.threads)
+
+    async def _start_steps(self, steps: StepsWorker) -> None:
+        """Start the worker of the steps around a model, or leave that model out. Raises StartError."""
+        try:
+            await self._stack.enter_async_context(steps)
+        except StartError as error:
+            if not self._may_leave_out or self._fixed is None:
+                raise
+            self._fixed.discard(steps.manifest.of_model, ModelNotFound(str(error)))
+            self._left_out(steps.manifest, str(error))
 
     def _new_steps(self, loadable: PoolLoadable, scheduler: PoolScheduler) -> StepsWorker:
         """The worker of the steps around a model."""
@@ -448,14 +457,31 @@ class PoolApp:
             pinned=config.cpu_affinity,
         )
 
-    def _check_memory(
-        self,
-        plain: list[PoolLoadable],
-        generating: list[PoolLoadable],
-        places: list[WorkerPlace],
-        limit_bytes: float,
-    ) -> None:
+    @property
+    def _may_leave_out(self) -> bool:
+        """Whether a model of the fixed ones that cannot be served keeps no other away: none is named."""
+        return self.config.models is None
+
+    def _what_fits(self, loadables: list[PoolLoadable], limit_bytes: float) -> list[PoolLoadable]:
+        """What fits into the machine's memory; the other models are problems. Raises StartError."""
+        places = self._places()
+
+        def check(ones: Sequence[PoolLoadable]) -> None:
+            self._check_memory(ones, places, limit_bytes)
+
+        if not self._may_leave_out:
+            check(loadables)
+            return loadables
+        fitting, others = what_fits(loadables, check)
+        for manifest, why in others:
+            self._add_problem(manifest, why)
+        if not fitting and others:
+            raise self._no_model()
+        return fitting
+
+    def _check_memory(self, loadables: Sequence[PoolLoadable], places: list[WorkerPlace], limit_bytes: float) -> None:
         """Refuse what cannot fit into the machine's memory: what generates is there once for each device."""
+        plain, generating = _by_kind(loadables)
         once = sum(computes_on_cpu(device) for device in self.config.devices or (self.config.device,))
         check_memory(generating, workers=once, limit_bytes=limit_bytes, device="cpu")
         left_bytes = limit_bytes - once * sum(weights_bytes(one.variant) for one in generating)
@@ -544,6 +570,7 @@ class PoolApp:
         scheduler: PoolScheduler,
         memory_limit: MemoryLimit,
         counts: GeneratedCounts | None = None,
+        leave_out: Callable[[Manifest, str], None] | None = None,
     ) -> GeneratingWorkers:
         config = self.config
         return GeneratingWorkers(
@@ -565,6 +592,7 @@ class PoolApp:
             hang_timeout_s=config.hang_timeout_s,
             warmup_budget_s=config.warmup_budget_s,
             counts=counts,
+            leave_out=leave_out,
             on_change=self._announce,
             on_lost=self._announce,
             on_progress=self._on_progress,
@@ -595,17 +623,21 @@ class PoolApp:
 
     def _left_out(self, manifest: Manifest, why: str) -> None:
         """Serve a model no longer that no worker can compute, before the first request."""
-        of = manifest.name, manifest.version
-        log.error("a model is not served", model=manifest.name, version=manifest.version, reason=why)
-        self._problems[of] = why
+        self._add_problem(manifest, why)
         self.host.models.remove(manifest.name)
-        self._steps.pop(of, None)
+        self._steps.pop((manifest.name, manifest.version), None)
+
+    def _add_problem(self, manifest: Manifest, why: str) -> None:
+        log.error("a model is not served", model=manifest.name, version=manifest.version, reason=why)
+        self._problems[manifest.name, manifest.version] = why
 
     def _check_some(self) -> None:
         """Raise StartError where every model was left out."""
         if self._control is None and not list(self.host.models):
-            words = PoolCatalogue((), self._problems).in_words
-            raise StartError(f"no model of {self.config.model_repository} could be loaded:{words}")
+            raise self._no_model()
+
+    def _no_model(self) -> StartError:
+        return PoolCatalogue((), self._problems).no_model(self.config.model_repository)
 
     def _fixed_models(self) -> FixedModels:
         return FixedModels(
@@ -658,6 +690,12 @@ class PoolApp:
 
     def __repr__(self) -> str:
         return f"<PoolApp {self.config.name} {self.address} {self._host!r}>"
+
+
+def _by_kind(loadables: Sequence[PoolLoadable]) -> tuple[list[PoolLoadable], list[PoolLoadable]]:
+    """Those that compute batches, and those that generate."""
+    generating = [one for one in loadables if one.manifest.generative is not None]
+    return [one for one in loadables if one.manifest.generative is None], generating
 
 
 def _check_announced(config: PoolConfig, tls: Tls | None) -> None:

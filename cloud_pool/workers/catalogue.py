@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import prod
 from pathlib import Path
 
@@ -45,10 +46,10 @@ class PoolCatalogue:
     wrong_files: Damaged = field(default_factory=dict)
     unfit: Damaged = field(default_factory=dict)
 
-    @property
-    def in_words(self) -> str:
-        """The problems, a line for each."""
-        return "".join(f"\n{name}: {why}" for (name, _), why in sorted(self.problems.items()))
+    def no_model(self, root: Path) -> StartError:
+        """The error of a pool that could serve none of what is wanted."""
+        reasons = "".join(f"\n{name}: {why}" for (name, _), why in sorted(self.problems.items()))
+        return StartError(f"no model of {root} could be loaded:{reasons}")
 
 
 def read_catalogue(
@@ -81,7 +82,7 @@ def read_catalogue(
 
     found = _what_is_right(root, read) if models is None else _joined([read(one) for one in sorted(set(models))])
     if not found.loadables and found.problems:
-        raise StartError(f"no model of {root} could be loaded:{found.in_words}")
+        raise found.no_model(root)
     if not found.loadables:
         raise RepositoryError(f"{root}: no model has a variant for the pool, so there is nothing to serve")
     return found
@@ -100,6 +101,26 @@ def check_memory(loadables: Sequence[PoolLoadable], *, workers: int, limit_bytes
     ]
     if reason := shortfall(needs, workers=workers, limit_bytes=limit_bytes, device=device):
         raise StartError(reason)
+
+
+def what_fits(
+    loadables: Sequence[PoolLoadable], check: Callable[[Sequence[PoolLoadable]], None]
+) -> tuple[list[PoolLoadable], list[tuple[Manifest, str]]]:
+    """Those of the models that fit beside those before them, and why each other one does not.
+
+    Args:
+        check: raises StartError for what does not fit together.
+    """
+    fitting, others = list[PoolLoadable](), list[tuple[Manifest, str]]()
+    for _, group in groupby(loadables, key=lambda one: (one.manifest.name, one.manifest.version)):
+        model = list(group)
+        try:
+            check([*fitting, *model])
+        except StartError as error:
+            others.append((model[0].manifest, str(error)))
+        else:
+            fitting += model
+    return fitting, others
 
 
 def weights_bytes(variant: Variant) -> int:

@@ -91,6 +91,11 @@ class GeneratingReplica:
         )
 
     @property
+    def key(self) -> str:
+        """Of its variant."""
+        return self._loadable.key
+
+    @property
     def name(self) -> str:
         """Of its variant and its place."""
         return f"{self._loadable.key}@{self.place.name}"
@@ -121,7 +126,11 @@ class GeneratingReplica:
 
     async def live(self) -> None:
         """Run one incarnation after another, for ever. Raises StartError when the first one fails."""
-        await self._supervised.live()
+        try:
+            await self._supervised.live()
+        finally:
+            for name in list(self.workers):
+                self._gone(name, f"worker {name} was told to end")
 
     async def recycle(self, *, successor_first: bool) -> bool:
         """Replace the worker that serves by a fresh one, and wait for it; False if that did not come to be."""

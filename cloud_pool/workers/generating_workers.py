@@ -1,7 +1,8 @@
 """The generating workers of a pool: for each variant that generates, a replica on each device.
 
 They start after the workers that compute batches, one after another, so that what each costs is measured undisturbed.
-A variant is ready for as long as one of its replicas is.
+A variant is ready for as long as one of its replicas is. One whose worker does not start takes its model with it, and
+no other, where the owner wants that (`leave_out`).
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from tidegate.fleet.offers import ModelState, WorkerReport
 from tidegate.generate.request import GenerateRequest
 from tidegate.generate.usage import Generated
 from tidegate.metrics.generated import GeneratedCounts
+from tidegate.models.manifest import Manifest
 from tidegate.outcome import Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.process import StartError
 from tidegate.serving.generation.generating_variant import GeneratingVariant
 from tidegate.serving.generation.sequence_queue import SequenceQueue
 from tidegate.serving.generation.sequence_scheduler import SequenceScheduler
@@ -105,6 +108,7 @@ class GeneratingWorkers:
         cache_bytes: of the attention caches of one variant on one device; None: `cache_limit_bytes`.
         warmup_budget_s: for measuring, shared by all variants.
         counts: where tokens are counted; None: in counts of its own.
+        leave_out: told of a model whose worker does not start, and why; None: that is a reason not to start.
         on_change, on_lost: as `PoolSupervisor`'s.
     """
 
@@ -122,13 +126,15 @@ class GeneratingWorkers:
         hang_timeout_s: float = 30.0,
         warmup_budget_s: float = 10.0,
         counts: GeneratedCounts | None = None,
+        leave_out: Callable[[Manifest, str], None] | None = None,
         on_change: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] = lambda: None,
         on_progress: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.counts = counts or GeneratedCounts()
         self._on_progress = on_progress
-        self._tasks: list[asyncio.Task[None]] = []
+        self._leave_out = leave_out
+        self._tasks: dict[str, list[asyncio.Task[None]]] = {}  # by the key of the variant
 
         def replicas_of(loadable: PoolLoadable) -> Callable[[GeneratingVariant], Sequence[GeneratingReplica]]:
             return lambda generating: [
@@ -165,32 +171,53 @@ class GeneratingWorkers:
 
     async def __aenter__(self) -> Self:
         try:
-            for variant in self.variants.values():
-                self._on_progress(f"loading and measuring {variant.loadable.key}")
-                if variant.loadable.variant.paced:
-                    log.warning("nothing is computed: the model is paced", model=variant.loadable.key)
-                for replica in variant.replicas:
-                    await self._start(replica)
+            for key, variant in list(self.variants.items()):
+                if key in self.variants:  # its model was not left out for another variant
+                    await self._start_or_leave_out(variant)
         except BaseException:
-            await cancel_and_wait(*self._tasks)
+            await self._end()
             raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await cancel_and_wait(*self._tasks)
+        await self._end()
+
+    async def _end(self) -> None:
+        await cancel_and_wait(*[task for tasks in self._tasks.values() for task in tasks])
 
     async def failed(self) -> None:
         """Wait for the end of a supervision itself, which only a defect brings: raises it."""
-        if not self._tasks:
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
+        if not tasks:
             await asyncio.get_running_loop().create_future()
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
+
+    async def _start_or_leave_out(self, variant: VariantWorkers) -> None:
+        key, manifest = variant.loadable.key, variant.loadable.manifest
+        self._on_progress(f"loading and measuring {key}")
+        if variant.loadable.variant.paced:
+            log.warning("nothing is computed: the model is paced", model=key)
+        try:
+            for replica in variant.replicas:
+                await self._start(replica)
+        except StartError as error:
+            if self._leave_out is None:
+                raise
+            await self._discard(manifest)
+            self._leave_out(manifest, str(error))
+
+    async def _discard(self, manifest: Manifest) -> None:
+        """Have a model no longer, in any variant."""
+        for key in [key for key, one in self.variants.items() if one.loadable.manifest == manifest]:
+            del self.variants[key]
+            await cancel_and_wait(*self._tasks.pop(key, ()))
 
     async def _start(self, replica: GeneratingReplica) -> None:
         """Start its worker and wait until it is ready. Raises StartError."""
         task = asyncio.create_task(replica.live(), name=f"{replica!r}")
-        self._tasks.append(task)
+        self._tasks.setdefault(replica.key, []).append(task)
         ready = asyncio.create_task(replica.ready_once.wait(), name=f"start of {replica!r}")
         try:
             await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)

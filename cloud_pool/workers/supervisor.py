@@ -5,8 +5,9 @@ The pool is ready when every replica has been ready once, and stays ready for as
 touches only its own batch (`replica.py`), and the others take over what waits.
 
 One model that no worker loads, or that fails on its own warm-up samples, need not keep the others away: where the owner
-wants that (`leave_out`), it is left out at the first start of the first worker, and told. A worker that dies names no
-model; it is a reason not to start.
+wants that (`leave_out`), it is left out at the first start of the first worker, and told. So is one at which that
+worker dies or hangs, and another worker starts with the others; and one that does not fit into the device's memory
+beside those before it.
 
 While there is no worker at all the scheduler holds the requests that can wait and refuses the others
 (`PoolScheduler.detach`).
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final, Self
 
 import structlog
@@ -23,7 +25,7 @@ import structlog
 from cloud_pool.core.batching.model_instance import ModelInstance
 from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.scheduling.scheduler import PoolScheduler
-from cloud_pool.workers.catalogue import check_memory
+from cloud_pool.workers.catalogue import check_memory, what_fits
 from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable, StartProcess
 from cloud_pool.workers.load_priority import LoadPriority
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
@@ -31,10 +33,12 @@ from cloud_pool.workers.replica import Replica
 from tidegate import clock
 from tidegate.fleet.offers import ModelState, WorkerReport
 from tidegate.models.manifest import Manifest
-from tidegate.outcome import InternalError, ServeError, Unreachable
+from tidegate.outcome import InternalError, OutOfMemory, ServeError, Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.process import StartError
 from tidegate.workers.lost_workers import report_of
+from tidegate.workers.process import WorkerDied
 from tidegate.workers.warming.warmup_samples import run_samples
 from tidegate.workers.warmup import CostPoints, measure, warm
 
@@ -151,7 +155,7 @@ class PoolSupervisor:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._start(self.slots[:1])
+            await self._start_first()
             await self._start(self.slots[1:])
         except BaseException:
             await cancel_and_wait(*self._tasks)
@@ -175,6 +179,20 @@ class PoolSupervisor:
         done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
+
+    async def _start_first(self) -> None:
+        """Start the first worker, again and again where it dies of a model that is left out. Raises StartError."""
+        while True:
+            wanted = self._loadables
+            try:
+                await self._start(self.slots[:1])
+            except StartError:
+                if self._loadables == wanted:
+                    raise
+                await cancel_and_wait(*self._tasks)
+                self._tasks.clear()
+            else:
+                return
 
     async def _start(self, slots: Sequence[Replica]) -> None:
         """Start the workers of these replicas and wait until each has been ready. Raises StartError."""
@@ -214,14 +232,24 @@ class PoolSupervisor:
                 continue  # its model was left out for another variant
             try:
                 await step(worker, loadable)
-            except InternalError as error:
+            except (InternalError, OutOfMemory) as error:
                 if self._leave_out is None:
                     raise
                 self._drop(loadable.manifest, error)
-                self._leave_out(loadable.manifest, error.message)
+            except WorkerDied as error:
+                if self._leave_out is not None:
+                    self._drop(loadable.manifest, error)
+                raise
 
     def _drop(self, manifest: Manifest, error: ServeError) -> None:
-        """Have a model no longer, in any variant."""
+        """Have a model no longer, in any variant, and tell of it."""
+        assert self._leave_out is not None  # its callers have looked
+        self.discard(manifest, error)
+        self._leave_out(manifest, error.message)
+
+    def discard(self, manifest: Manifest, error: ServeError) -> None:
+        """Have a model no longer, in any variant: what waits for it ends with the error. Workers of later have none
+        of it; those that are there keep it in memory."""
         for one in self._loadables:
             if one.manifest == manifest and self.lanes.pop(one.key, None) is not None:
                 self._scheduler.shut(one.key, error)
@@ -231,8 +259,16 @@ class PoolSupervisor:
         self._on_progress(f"loading {loadable.key}")
         loaded = await worker.load(loadable)
         if loaded.device_bytes is not None:
-            limit_bytes = self._memory_limit.of(loaded.device_bytes)
-            check_memory(self._loadables, workers=1, limit_bytes=limit_bytes, device=worker.memory_of)
+            self._check_memory(self._memory_limit.of(loaded.device_bytes), worker.memory_of)
+
+    def _check_memory(self, limit_bytes: float, device: str) -> None:
+        """Leave out what does not fit into the device's own memory, or raise StartError where nothing is left out."""
+        check = partial(check_memory, workers=1, limit_bytes=limit_bytes, device=device)
+        if self._leave_out is None:
+            check(self._loadables)
+            return
+        for manifest, why in what_fits(self._loadables, check)[1]:
+            self._drop(manifest, OutOfMemory(why))
 
     async def _warm(self, worker: DeviceWorker, loadable: PoolLoadable) -> None:
         key, manifest, variant = loadable.key, loadable.manifest, loadable.variant

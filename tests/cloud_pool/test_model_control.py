@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +23,7 @@ from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
 from gateway.config.targets import TargetConfig
 from tests.cloud_pool.models import TEXT
-from tests.cloud_pool.workers_support import make_unloadable, put, text
+from tests.cloud_pool.workers_support import make_larger, make_unloadable, put, text
 from tests.support.gateway.app import config_over, gateway_for, until
 from tidegate import clock
 from tidegate.config import load
@@ -30,6 +31,7 @@ from tidegate.models.repository import RepositoryError, load_manifest, save_mani
 from tidegate.runtime.process import StartError
 from tidegate.servers.operator_token import token_for
 from tidegate.tools.build.cli import model
+from tidegate.workers.process import EngineSpec, LoadResult, WorkerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -267,6 +269,39 @@ async def test_a_pool_with_fixed_models_starts_without_one_that_no_worker_loads(
         with pytest.raises(StartError, match=words):
             async with pool(root, tmp_path, models=models, **keys):
                 raise AssertionError("it started")
+
+
+async def test_a_pool_with_fixed_models_starts_without_one_that_ends_its_worker_or_has_no_memory(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_engine = WorkerProcess.load
+
+    async def load(self: WorkerProcess, spec: EngineSpec) -> LoadResult:
+        if spec.key.startswith("two:"):
+            os.kill(self.pid or 0, signal.SIGKILL)
+        return await load_engine(self, spec)
+
+    monkeypatch.setattr(WorkerProcess, "load", load)
+    make_larger(put(root, "huge"), 250 << 20)
+    keys = {"model_control": "none", "device": "cpu", "memory_limit_bytes": 300 << 20}
+    async with pool(root, tmp_path, **keys) as app, triton.InferenceServerClient(app.address) as client:
+        states = await index(client)
+        assert states["one:1"] == ("READY", "")
+        assert states["two:1"][0] == states["huge:1"][0] == "UNAVAILABLE"
+        assert "killed by SIGKILL" in states["two:1"][1] and "needs 330 MiB" in states["huge:1"][1]
+        await client.infer("one", tensors(3))
+        for name in ("two", "huge"):
+            with pytest.raises(InferenceServerException, match=f"'{name}' is not served by pool/pool for now"):
+                await client.infer(name, tensors(3))
+    words = "needs 3.. MiB of memory on cpu"
+    with pytest.raises(StartError, match=words):
+        async with pool(root, tmp_path, models=("one", "huge"), **keys):
+            raise AssertionError("it started")
+    for name in ("one", "two"):
+        shutil.rmtree(root / name)
+    with pytest.raises(StartError, match=rf"no model of .* could be loaded:\nhuge: .*{words}"):
+        async with pool(root, tmp_path, **keys):
+            raise AssertionError("it started")
 
 
 async def test_a_pool_with_fixed_models_does_not_start_without_one_that_is_named(root: Path, tmp_path: Path) -> None:

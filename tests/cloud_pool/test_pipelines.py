@@ -25,6 +25,7 @@ from tidegate.models.manifest import Batching
 from tidegate.outcome import DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, Unreachable
 from tidegate.runtime.process import StartError
 from tidegate.types import Call, Datatype, InferRequest, Reply
+from tidegate.workers.process import EngineSpec, LoadResult, WorkerProcess
 
 pytestmark = pytest.mark.slow
 wasmtime = pytest.importorskip("wasmtime")
@@ -132,6 +133,27 @@ async def test_a_model_that_no_worker_loads_is_left_out_with_its_steps(models: P
         assert [one.name for one in app.host.offers()] == ["one"] and len(all_workers()) == 1
         with pytest.raises(ModelNotFound, match="'weather' is not served by pool/pool for now"):
             await asked(app, "a fine day")
+
+
+async def test_a_model_whose_steps_do_not_start_keeps_no_other_away(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_engine = WorkerProcess.load
+
+    async def dying(self: WorkerProcess, spec: EngineSpec) -> LoadResult:
+        if spec.steps is not None:
+            psutil.Process(self.pid).kill()
+        return await load_engine(self, spec)
+
+    monkeypatch.setattr(WorkerProcess, "load", dying)
+    put(models, "one")
+    async with pool(models, **WITH_MODULES) as app:
+        assert [one.name for one in app.host.offers()] == ["one"] and len(all_workers()) == 1
+        with pytest.raises(ModelNotFound, match="'weather' is not served by pool/pool for now"):
+            await asked(app, "a fine day")
+    with pytest.raises(StartError, match=r"model 'weather:1' cannot be served: .*killed by SIGKILL"):
+        async with pool(models, models=("one", "weather"), **WITH_MODULES):
+            raise AssertionError("it started")
 
 
 def all_workers() -> list[int]:

@@ -17,7 +17,7 @@ from tests.cloud_pool.models import TEXT, manifest_of
 from tests.support.models.trusted import trust_file
 from tests.support.pool.fake_worker import LAST_ID
 from tidegate.models.digest import sha256_of
-from tidegate.models.manifest import Variant
+from tidegate.models.manifest import ArtefactFile, Variant
 from tidegate.models.repository import load_manifest, save_manifest
 
 OPSET = 17
@@ -178,3 +178,13 @@ def make_unloadable(folder: Path) -> None:
         size_bytes = artefact.stat().st_size
         wrong.append(msgspec.structs.replace(one, sha256=sha256_of(artefact), size_bytes=size_bytes))
     save_manifest(folder, msgspec.structs.replace(manifest, variants=tuple(wrong)))
+
+
+def make_larger(folder: Path, size_bytes: int) -> None:
+    """Give a model a file beside its artefact that is as large as that, and takes no room on the disk."""
+    manifest, path = load_manifest(folder), folder / "weights.bin"
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
+    beside = ArtefactFile(path.name, sha256_of(path), size_bytes)
+    variants = tuple(msgspec.structs.replace(one, files=(beside,)) for one in manifest.variants)
+    save_manifest(folder, msgspec.structs.replace(manifest, variants=variants))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 from structlog.testing import capture_logs
@@ -19,11 +21,13 @@ from tests.cloud_pool.workers_support import text, text_repository
 from tests.support.models.talking import talker_repository
 from tidegate import clock
 from tidegate.arrays import array_to_tensor
-from tidegate.config import load
+from tidegate.config import load as load_config
 from tidegate.generate.request import GenerateRequest, ids_of, infer_request
 from tidegate.generate.token_stream import TokenStream
-from tidegate.outcome import Unreachable
+from tidegate.outcome import ModelNotFound, Unreachable
+from tidegate.runtime.process import StartError
 from tidegate.types import Call, Datatype, InferRequest, Reply
+from tidegate.workers.process import EngineSpec, LoadResult, WorkerProcess
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +36,7 @@ pytestmark = pytest.mark.slow
 async def pool(folder: Path, keys: dict[str, Any] | None = None, **pace: Any) -> AsyncIterator[PoolApp]:
     models = talker_repository(text_repository(folder / "models"), **pace)
     places = {"grpc_port": 0, "model_repository": models, "warmup_budget_s": 0.5}
-    async with PoolApp(load(PoolConfig, **(places | (keys or {}))), draw=lambda: 0.1) as app:
+    async with PoolApp(load_config(PoolConfig, **(places | (keys or {}))), draw=lambda: 0.1) as app:
         yield app
 
 
@@ -132,3 +136,46 @@ async def test_a_pool_of_nothing_but_a_generating_model_starts_no_other_worker(t
         assert len(workers()) == 1 and app.host.ready()
         assert len(ids_of((await talk(app, 5)).response.outputs[0])) == 5
     assert workers() == {}
+
+
+async def test_a_generating_model_that_does_not_start_keeps_no_other_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_engine = WorkerProcess.load
+
+    async def load(self: WorkerProcess, spec: EngineSpec) -> LoadResult:
+        if spec.generation is not None:
+            os.kill(self.pid or 0, signal.SIGKILL)
+        return await load_engine(self, spec)
+
+    monkeypatch.setattr(WorkerProcess, "load", load)
+    with capture_logs() as logs:
+        async with pool(tmp_path) as app:
+            assert app.host.ready() and [offer.name for offer in app.host.offers()] == ["text"]
+            assert (await embed(app, 3)).response.outputs
+            with pytest.raises(ModelNotFound, match="'talker' is not served by pool/pool for now"):
+                await talk(app, 5)
+            assert app.generating.replicas == [] and len(workers()) == 1
+    (missed,) = [one for one in logs if one["event"] == "a model is not served"]
+    assert missed["model"] == "talker" and "killed by SIGKILL" in missed["reason"]
+    named = load_config(PoolConfig, grpc_port=0, model_repository=tmp_path / "models", models=("text", "talker"))
+    with pytest.raises(StartError, match=r"talker:1/.* cannot be served: .*killed by SIGKILL"):
+        async with PoolApp(named):
+            raise AssertionError("it started")
+
+
+async def test_what_a_generating_model_held_is_free_once_its_workers_have_ended(tmp_path: Path) -> None:
+    root = talker_repository(tmp_path / "models")
+    keys = {"grpc_port": 0, "model_repository": root, "warmup_budget_s": 0.5, "model_control": "explicit"}
+    config = load_config(PoolConfig, **keys, operator_token_file=tmp_path / "token", metrics_port=0)
+    async with PoolApp(config, draw=lambda: 0.1) as app:
+        assert await held_bytes(app) > 0
+        await app.control.unload("talker")
+        assert await held_bytes(app) == 0
+
+
+async def held_bytes(app: PoolApp) -> float:
+    """What the pool accounts for as held by its workers."""
+    async with aiohttp.ClientSession() as session, session.get(f"http://{app.metrics_address}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return sum(float(one.split()[-1]) for one in lines if "memory_held_bytes{" in one)

@@ -27,6 +27,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.outcome import InternalError
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
+from tidegate.workers.process import EngineSpec, LoadResult
 from tidegate.workers.supervised import CRASH_LOOP, HEALTHY_S
 
 LOADABLE = PoolLoadable(TEXT, TEXT.variants[0], Path(__file__))
@@ -59,13 +60,14 @@ async def pool(
     places: Sequence[WorkerPlace] = (WorkerPlace("0"),),
     progress: list[str] | None = None,
     leave_out: Callable[[Manifest, str], None] | None = None,
+    make: Callable[[], FakeWorker] | None = None,
 ) -> AsyncIterator[Pool]:
     states, processes = list[str](), list[FakeWorker]()
     progress = [] if progress is None else progress
     told = list[WorkerReport | None]()
 
     def start_process(life: str, cores: frozenset[int]) -> FakeWorker:
-        processes.append(FakeWorker(service_s=service_s))
+        processes.append(FakeWorker(service_s=service_s) if make is None else make())
         return processes[-1]
 
     async with PoolScheduler() as scheduler:
@@ -206,6 +208,53 @@ async def test_a_model_that_does_not_load_or_warm_is_left_out_where_that_is_want
         assert [list(one.loaded) for one in subject.processes[1:]] == [[LOADABLE.key]] * 2
     with pytest.raises(StartError, match="it has no such operator"):
         async with pool(*three[1:], service_s=failing, progress=progress):
+            raise AssertionError("it started")
+
+
+class BreakingWorker(FakeWorker):
+    """Dies while it loads a model that is called "fatal", and has a device with memory of its own."""
+
+    async def load(self, spec: EngineSpec) -> LoadResult:
+        if spec.key.startswith("fatal:"):
+            self.kill("was killed by SIGSEGV")
+        await super().load(spec)
+        return LoadResult(0.0, held_bytes=1 << 20, device_bytes=1 << 30)
+
+
+def named(name: str, size_bytes: int = 1) -> PoolLoadable:
+    variant = replace(TEXT.variants[0], size_bytes=size_bytes)
+    return PoolLoadable(replace(TEXT, name=name, variants=(variant,)), variant, LOADABLE.artefact)
+
+
+@on_virtual_time
+@pytest.mark.parametrize("places", [1, 2])
+async def test_a_model_at_which_a_worker_dies_or_hangs_or_that_does_not_fit_is_left_out(places: int) -> None:
+    progress, left = list[str](), dict[str, str]()
+
+    def hanging(inputs: Arrays) -> float:
+        return 1e9 if progress[-1].startswith("measuring hangs:") else service_s(inputs)
+
+    async with pool(
+        named("fatal"),
+        named("hangs"),
+        named("huge", 1 << 40),
+        LOADABLE,
+        service_s=hanging,
+        places=[WorkerPlace(str(n)) for n in range(places)],
+        progress=progress,
+        leave_out=lambda manifest, why: left.update({manifest.name: why}),
+        make=lambda: BreakingWorker(service_s=hanging),
+    ) as subject:
+        assert left.keys() == {"fatal", "hangs", "huge"}
+        assert "SIGSEGV" in left["fatal"] and "hung for 30 s in hangs:1/" in left["hangs"]
+        assert "GiB of memory on" in left["huge"] and "huge:1/" in left["huge"]
+        assert await subject.answer() == 8.0
+        assert [list(one.loaded) for one in subject.processes if one.alive] == [[LOADABLE.key]] * places
+        subject.processes[-1].kill("died")
+        await clock.sleep(60.0)
+        assert subject.supervisor.state == "ready" and list(subject.supervisor.lanes) == [LOADABLE.key]
+    with pytest.raises(StartError, match="SIGSEGV"):
+        async with pool(named("fatal"), LOADABLE, make=BreakingWorker):
             raise AssertionError("it started")
 
 
