@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Final
 
 from edge_agent.delivery.failures import WorkFailed
@@ -25,6 +25,7 @@ from tidegate.rollout.golden import BadGolden, decode_golden
 from tidegate.rollout.golden_prompts import BadGoldenPrompts, decode_prompts
 from tidegate.rollout.plan import ModelPlan
 from tidegate.runtime.process import StartError
+from tidegate.runtime.spawned_process import output_of
 
 CHECK_TIMEOUT_S: Final = 120.0
 _MAX_WORDS: Final = 200
@@ -87,26 +88,15 @@ def _text_files(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 async def _check_onnx(variant: Variant, plan: ModelPlan, store: ModelStore) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "tidegate.engines.onnx_check"),
-        *(str(store.path(variant.sha256)), str(store.path(plan.manifest)), variant.name),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    check = (sys.executable, "-P", "-m", "tidegate.engines.onnx_check")
+    of = (str(store.path(variant.sha256)), str(store.path(plan.manifest)), variant.name, str(os.getpid()))
     try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S):
-            said, _ = await process.communicate()
+        said = await output_of([*check, *of], within_s=CHECK_TIMEOUT_S)
     except TimeoutError:
         raise WorkFailed(f"onnx: {variant.artefact} could not be checked within {CHECK_TIMEOUT_S:g} s") from None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
     try:
-        problem = str(json.loads(said)["problem"])
+        problem = str(json.loads(said.output)["problem"])
     except (ValueError, KeyError, TypeError):
-        problem = f"the check ended with code {process.returncode} and no word"
+        problem = f"the check ended with code {said.status} and no word"
     if problem:
         raise WorkFailed(f"onnx: {variant.artefact}: {problem[:_MAX_WORDS]}")

@@ -1,17 +1,19 @@
-"""Checks whether an ONNX file may be loaded: `python -m tidegate.engines.onnx_check FILE MODEL_YAML VARIANT`.
+"""Checks whether an ONNX file may be loaded: `python -m tidegate.engines.onnx_check FILE MODEL_YAML VARIANT PARENT`.
 
 It runs as a process of its own with bounded memory, time and files, since the file came over a network and the runtime
 is native code. The engine walks the file's bytes before the runtime sees them, as it does wherever an ONNX file is
 loaded (`onnx_wire.py`). The session that it then makes proves that this very runtime can, and what the graph takes and
 gives is compared with the manifest.
 
-It prints one line of JSON, {"problem": ""} if there is none; its parent treats missing output as a problem, too.
+It prints one line of JSON, {"problem": ""} if there is none; its parent treats missing output as a problem, too. It
+ends with its parent, whose process id it is given: nobody else waits for it.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +22,7 @@ from tidegate.engines.errors import EngineError
 from tidegate.engines.onnx import OnnxEngine, OnnxPort, checked_copy
 from tidegate.models.manifest import Manifest, TensorSpec
 from tidegate.models.repository import RepositoryError, parse_manifest
+from tidegate.runtime.lifeline import die_with_parent
 from tidegate.types import Datatype
 
 CPU_S: Final = 100
@@ -81,6 +84,7 @@ def _confine(artefact: Path) -> None:
 
 def main() -> None:
     artefact, manifest_path, variant = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    die_with_parent(int(sys.argv[4]), by=signal.SIGKILL)
     try:
         manifest = parse_manifest(manifest_path.read_text(encoding="utf-8"), manifest_path).of_model
         with checked_copy(artefact) as copied:

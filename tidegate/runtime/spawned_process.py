@@ -26,9 +26,10 @@ import subprocess
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 _LINE_BYTES: Final = 2**16
+_MOST_BYTES: Final = 2**16  # of the output of a program that is waited for
 
 
 class SpawnedProcess:
@@ -187,6 +188,7 @@ async def spawn_piped(
     *,
     env: Mapping[str, str] | None = None,
     line_bytes: int = _LINE_BYTES,
+    stderr: int | None = None,
     new_session: bool = False,
 ) -> PipedProcess:
     """Start a program with pipes for its input and its output. Raises OSError: it cannot be started.
@@ -194,6 +196,7 @@ async def spawn_piped(
     Args:
         env: its environment; None for ours.
         line_bytes: so long may a line be that it prints; twice as much is held before it has to wait.
+        stderr: as `subprocess.Popen` takes it; None for ours.
         new_session: a Ctrl-C in our terminal does not reach it.
     """
     process = subprocess.Popen(  # noqa: ASYNC220 - which takes less than 1 ms
@@ -201,6 +204,7 @@ async def spawn_piped(
         bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         env=env,
         start_new_session=new_session,
     )
@@ -216,3 +220,40 @@ async def spawn_piped(
         await spawned.wait()
         raise
     return spawned
+
+
+class Said(NamedTuple):
+    """What a program printed until its end, and its exit status as `SpawnedProcess.wait` tells it."""
+
+    output: bytes
+    status: int
+
+
+async def output_of(command: Sequence[str], *, within_s: float, stderr: int = subprocess.DEVNULL) -> Said:
+    """Run a program that reads nothing to its end, and return what it printed: the first `_MOST_BYTES` of it.
+
+    Args:
+        stderr: as `subprocess.Popen` takes it.
+
+    Raises:
+        OSError: it cannot be started.
+        TimeoutError: it had not ended after so long, and was killed.
+    """
+    process = await spawn_piped(command, stderr=stderr)
+    try:
+        process.write_eof()
+        async with asyncio.timeout(within_s):
+            output = await _first_bytes(process.stdout)
+            return Said(output, await process.wait())
+    finally:
+        process.kill()
+        process.close()
+        await process.wait()
+
+
+async def _first_bytes(reader: asyncio.StreamReader) -> bytes:
+    """All that comes, to the end: a program whose output nobody reads would wait."""
+    kept = b""
+    while read := await reader.read(_LINE_BYTES):
+        kept += read[: _MOST_BYTES - len(kept)]
+    return kept

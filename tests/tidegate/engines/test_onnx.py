@@ -106,6 +106,8 @@ def test_the_confined_check_of_a_rollout_says_the_same(tmp_path: Path) -> None:
 def checked(artefact: Path) -> str:
     command = (sys.executable, "-P", "-m", "tidegate.engines.onnx_check")
     said = subprocess.run(
-        [*command, str(artefact), str(artefact.parent / "model.yaml"), "int8"], capture_output=True, check=True
+        [*command, str(artefact), str(artefact.parent / "model.yaml"), "int8", str(os.getpid())],
+        capture_output=True,
+        check=True,
     )
     return str(json.loads(said.stdout)["problem"])

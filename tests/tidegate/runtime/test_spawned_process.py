@@ -14,7 +14,7 @@ import uvloop
 
 from tests.support.serving.writing_host import until
 from tidegate import clock
-from tidegate.runtime.spawned_process import SpawnedProcess, spawn, spawn_piped
+from tidegate.runtime.spawned_process import SpawnedProcess, output_of, spawn, spawn_piped
 
 FORKS = """
 import asyncio, ctypes, uvloop
@@ -69,7 +69,33 @@ VLLM = """
     await server.ended()
     await server.stop()
 """
-CHILDREN = {"worker": WORKER, "templates": TEMPLATES, "gateway": GATEWAY, "pool": POOL, "vllm": VLLM}
+ONNX_CHECK = """
+    from types import SimpleNamespace as Some
+    from edge_agent.delivery.failures import WorkFailed
+    from edge_agent.delivery.verifying import verify
+    from pathlib import Path
+    from tempfile import mkdtemp
+    from tests.support.models.tiny_models import tiny_repository
+    from tidegate.models.repository import load_manifest
+    version = tiny_repository(Path(mkdtemp())) / "double" / "1"
+    (variant,) = load_manifest(version).variants
+    file = Some(path=variant.artefact, sha256=variant.sha256, size_bytes=variant.size_bytes)
+    plan = Some(version="1", manifest="model.yaml", files=[file], probe=Some(golden=None))
+    await verify("double", plan, Some(path=lambda of: version / (of if "." in of else variant.artefact)), ("onnx",))
+"""
+ONNX_DEVICES = """
+    from tidegate.workers.warming.onnx_devices import providers_here
+    assert "CPUExecutionProvider" in await providers_here()
+"""
+GPU_MEMORY = """
+    from cloud_pool.vllm import gpu_memory
+    gpu_memory._COMMAND = ("/bin/echo", "16")
+    assert await gpu_memory.gpu_memory_bytes("0") == 16 << 20
+"""
+CHILDREN = {
+    "worker": WORKER, "templates": TEMPLATES, "gateway": GATEWAY, "pool": POOL, "vllm": VLLM, "onnx check": ONNX_CHECK,
+    "onnx devices": ONNX_DEVICES, "gpu memory": GPU_MEMORY,
+}  # fmt: skip
 
 
 def started(*command: str) -> SpawnedProcess:
@@ -231,10 +257,26 @@ def test_a_child_that_ends_at_once_is_a_child_that_has_ended(leaves_nothing: Cal
     leaves_nothing(body)
 
 
+def test_the_output_of_a_program_is_had_with_its_end_within_bounds(leaves_nothing: Callable[..., None]) -> None:
+    async def body() -> None:
+        assert await output_of(["/bin/sh", "-c", "read _; echo said; exit 3"], within_s=10.0) == (b"said\n", 3)
+        much = await output_of(["/usr/bin/head", "-c", "300000", "/dev/zero"], within_s=10.0)
+        assert much == (bytes(2**16), 0)
+        both = ["/bin/sh", "-c", "echo said; echo warned >&2"]
+        assert (await output_of(both, within_s=10.0)).output == b"said\n"
+        assert (await output_of(both, within_s=10.0, stderr=subprocess.STDOUT)).output == b"said\nwarned\n"
+        with pytest.raises(TimeoutError):
+            await output_of(["/bin/cat", "/dev/zero"], within_s=0.02)
+        with pytest.raises(FileNotFoundError):
+            await output_of(["/nowhere/python"], within_s=10.0)
+
+    leaves_nothing(body)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts forks as glibc tells of them")
 @pytest.mark.parametrize("child", CHILDREN.values(), ids=CHILDREN)
 def test_no_child_is_started_by_a_fork_under_uvloop(child: str) -> None:
-    program = FORKS.format(child=child)
+    program = FORKS.replace("{child}", child)
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout == "0\n"

@@ -7,7 +7,8 @@ nobody is asked.
 
 from __future__ import annotations
 
-import asyncio
+import os
+import subprocess
 import sys
 from contextlib import suppress
 from typing import Final
@@ -17,10 +18,16 @@ import msgspec
 from tidegate.engines.errors import EngineError
 from tidegate.engines.onnx_providers import candidates
 from tidegate.runtime.process import StartError
+from tidegate.runtime.spawned_process import output_of
 
-_PROGRAM: Final = "import json, tidegate.engines, onnxruntime; print(json.dumps(onnxruntime.get_available_providers()))"
+_PROGRAM: Final = """
+import json, signal, sys
+from tidegate.runtime.lifeline import die_with_parent
+die_with_parent(int(sys.argv[1]), by=signal.SIGKILL)
+import tidegate.engines, onnxruntime
+print(json.dumps(onnxruntime.get_available_providers()))
+"""
 _WITHIN_S: Final = 60.0
-_MOST_BYTES: Final = 1 << 16
 
 
 async def devices_here(device: str, key: str) -> tuple[str, ...]:
@@ -39,23 +46,14 @@ async def devices_here(device: str, key: str) -> tuple[str, ...]:
 
 async def providers_here() -> tuple[str, ...]:
     """ONNX Runtime's own names of what it has. Raises EngineError."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-c", _PROGRAM),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command = [sys.executable, "-P", "-c", _PROGRAM, str(os.getpid())]
     try:
-        async with asyncio.timeout(_WITHIN_S):
-            said, complained = await process.communicate()
+        said = await output_of(command, within_s=_WITHIN_S, stderr=subprocess.STDOUT)
     except TimeoutError:
         raise EngineError(f"ONNX Runtime did not say within {_WITHIN_S:g} s what it has here") from None
-    finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-    with suppress(msgspec.MsgspecError):
-        return msgspec.json.decode(said[:_MOST_BYTES].splitlines()[-1] if said else b"", type=tuple[str, ...])
-    last = complained.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
-    raise EngineError(f"ONNX Runtime does not say what it has here: {last[0]}")
+    lines = said.output.strip().splitlines()
+    for line in reversed(lines):  # what it warns of is among them
+        with suppress(msgspec.MsgspecError):
+            return msgspec.json.decode(line, type=tuple[str, ...])
+    last = lines[-1].decode(errors="replace") if lines else f"exit status {said.status}"
+    raise EngineError(f"ONNX Runtime does not say what it has here: {last}")
