@@ -5,13 +5,17 @@ what it takes: lists that hold themselves twice, forty times over, are one expre
 bound on memory, no secrets in the environment, and a parent that kills the process when a text takes too long
 (`template_renderer.py`).
 
-One line of JSON in, one out, in order: `RenderRequest` and `RenderAnswer`. The process ends with its input.
+One line of JSON in, one out, in order: `RenderRequest` and `RenderAnswer`. The process ends with its input or its
+parent, also while a template runs that has no end: where the parent is killed nobody kills this process.
+
+Started by `template_renderer.py` as `python -m tidegate.generate.text.template_process PARENT_PID`, never by hand.
 """
 
 from __future__ import annotations
 
 import json
 import resource
+import signal
 import sys
 from datetime import datetime
 from functools import lru_cache
@@ -25,6 +29,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tidegate.generate.text.template_messages import RenderAnswer, RenderRequest
+from tidegate.runtime.lifeline import die_with_parent, die_with_pipe
 
 MEMORY_BYTES: Final = 2**30
 _MOST_TEMPLATES: Final = 64  # compiled ones that are kept
@@ -97,6 +102,8 @@ def _raise(message: object) -> NoReturn:
 
 
 if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]), by=signal.SIGKILL)
+    die_with_pipe(sys.stdin.fileno())
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.stdout.buffer.write(b"\n")  # ready

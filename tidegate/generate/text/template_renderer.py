@@ -101,7 +101,8 @@ class TemplateRenderer:
             await self._kill()
         if self._process is None:
             self._process = process = await spawn_piped(
-                [sys.executable, "-P", "-m", _PROGRAM],  # -P: a folder in which we were started may have our names
+                # -P: a folder in which we were started may have our names
+                [sys.executable, "-P", "-m", _PROGRAM, str(os.getpid())],
                 line_bytes=_LINE_BYTES,
                 env={key: os.environ[key] for key in _KEPT_VARIABLES if key in os.environ},  # and no secrets
             )
