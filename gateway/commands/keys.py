@@ -208,10 +208,13 @@ def revoke(path: Path, id: str) -> None:
     Example:
       tidegate keys revoke 3f9a0c11d2e4
     """
-    now = clock.utc_s()
     with edit_keys(path) as records:
         record = _known(records, id, path)
-        records[id] = replace(record, revoked_at=now)
+        if record.revoked_at is None:
+            records[id] = replace(record, revoked_at=clock.utc_s())
+    if record.revoked_at is not None:
+        click.echo(f"key {id} was revoked already, at {_date(record.revoked_at)}", err=True)
+        return
     click.echo(f"key {id} is revoked", err=True)
     audit_log.note(audit_log.beside(path), "key-revoked", id=id, tenant=record.grant.tenant)
 

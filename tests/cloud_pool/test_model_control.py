@@ -123,8 +123,9 @@ async def test_what_cannot_be_loaded_is_refused_in_words_and_the_rest_serves_on(
             await client.load_model("unread", headers=token)
         with pytest.raises(InferenceServerException, match="no model 'nobody' that it could serve"):
             await client.load_model("nobody", headers=token)
-        with pytest.raises(InferenceServerException, match="no model 'two' on pool/pool to unload"):
-            await client.unload_model("two", headers=token)
+        with pytest.raises(InferenceServerException, match="no model 'nobody' on pool/pool to unload"):
+            await client.unload_model("nobody", headers=token)
+        await client.unload_model("two", headers=token)  # which is what it is
         with pytest.raises(InferenceServerException, match="not supported"):
             await client.load_model("two", headers=token, config="{}")
         states = await index(client)
@@ -373,7 +374,9 @@ async def test_the_commands_do_the_same(root: Path, tmp_path: Path, monkeypatch:
                 ["two", "1", "READY"],
                 ["one", "1", "UNAVAILABLE", "unloaded"],
             ]
-            assert await run("unload", "one") == (1, "Error: there is no model 'one' on pool/pool to unload\n")
+            assert await run("load", "two") == (0, "two is loaded\n")
+            assert await run("unload", "one") == (0, "one is unloaded\n")
+            assert await run("unload", "nine") == (1, "Error: there is no model 'nine' on pool/pool to unload\n")
             monkeypatch.setenv("TIDEGATE_ADMIN_TOKEN_FILE", str(tmp_path / "nothing"))
             code, words = await run("load", "one")
             assert code == 1 and "the operator's token cannot be read" in words

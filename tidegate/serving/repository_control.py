@@ -10,6 +10,7 @@ The names are Triton's. How a model comes and goes is its process's business (`M
 * One change at a time. Loading takes a device's time and memory, and two at once would each see room for one.
 * A change goes on where its caller leaves: half a load is no state that a server should stay in.
 * A load that fails changes nothing: what served before serves on, and the index has the reason.
+* What is as it is wanted is no failure: a model that is not served may be unloaded, and is tried no more then.
 * The version of a model that is served is chosen by `served_version.py`. One whose manifest cannot be read is passed
   over, and in the index; one that has nothing for this target is passed over, and in the log. But what serves is not
   replaced by a lower one because its own manifest was damaged since.
@@ -180,9 +181,7 @@ class RepositoryControl:
 
     async def unload(self, name: str) -> None:
         self._check_mode()
-        if name not in self._loader.served():
-            raise ModelNotFound(f"there is no model {name!r} on {self._server_name} to unload")
-        await self._change(name, self._unload(name))
+        await self._change(name, self._unload_or_leave_out(name))
 
     async def statuses(self) -> Statuses:
         """Of the models in the repository that this target could serve and does not, and of those that change now."""
@@ -256,16 +255,31 @@ class RepositoryControl:
         took_s = round(clock.now() - began_at, 3)
         log.info("model loaded", model=name, version=serves.version, took_s=took_s)
 
+    async def _unload_or_leave_out(self, name: str) -> None:
+        """Unload a model; one that is not served is tried no more. Raises ModelNotFound: it is none of this target."""
+        async with self._turn:
+            if name in self._loader.served():
+                await self._leave(name)
+                return
+            if name not in await asyncio.to_thread(self._look) and name not in self._failed:
+                raise ModelNotFound(f"there is no model {name!r} on {self._server_name} to unload")
+            self._tried.pop(name, None)
+            self._failed.pop(name, None)
+
     async def _unload(self, name: str) -> None:
         async with self._turn:
-            self._under_way[name] = ModelStatus("UNLOADING")
-            try:
-                await self._loader.unload(name)
-            finally:
-                self._under_way.pop(name, None)
-            self._loaded.pop(name, None)
-            self._failed.pop(name, None)  # of an attempt to replace it: what is wanted now is that it is absent
-            log.info("model unloaded", model=name)
+            await self._leave(name)
+
+    async def _leave(self, name: str) -> None:
+        """Called in its turn."""
+        self._under_way[name] = ModelStatus("UNLOADING")
+        try:
+            await self._loader.unload(name)
+        finally:
+            self._under_way.pop(name, None)
+        self._loaded.pop(name, None)
+        self._failed.pop(name, None)  # of an attempt to replace it: what is wanted now is that it is absent
+        log.info("model unloaded", model=name)
 
     async def _follow(self) -> None:
         while True:
@@ -311,7 +325,7 @@ class RepositoryControl:
             try:
                 found = await asyncio.to_thread(self._look)
                 for name, one in due.items():
-                    if clock.now() < one.again_at:
+                    if clock.now() < one.again_at or self._tried.get(name) is not one:
                         continue
                     if name in found and name not in self._loader.served():
                         await self._try(name, found[name])

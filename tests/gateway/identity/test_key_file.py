@@ -86,6 +86,11 @@ async def test_a_rotated_key_is_good_in_both_forms_and_a_revoked_one_in_none(tmp
 
     assert run(path, "revoke", id).exit_code == 0
     assert [await standing(path, text) for text in (old, newer)] == ["wrong", "revoked"]
+    before = read_keys(path)
+    again = run(path, "revoke", id)
+    assert again.exit_code == 0 and again.stderr.startswith(f"key {id} was revoked already, at 20")
+    assert read_keys(path) == before
+    assert (tmp_path / "keys.audit.jsonl").read_text().count("key-revoked") == 1
 
 
 def test_a_list_shows_standings_and_no_hash(tmp_path: Path) -> None:

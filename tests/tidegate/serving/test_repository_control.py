@@ -14,7 +14,7 @@ from tests.cloud_pool.models import TEXT
 from tidegate import clock
 from tidegate.models.manifest import Manifest, Where
 from tidegate.models.repository import RepositoryError, save_manifest
-from tidegate.outcome import InternalError, InvalidRequest, OutOfMemory
+from tidegate.outcome import InternalError, InvalidRequest, ModelNotFound, OutOfMemory
 from tidegate.runtime.process import StartError
 from tidegate.serving import repository_control
 from tidegate.serving.repository_control import ControlMode, RepositoryControl
@@ -194,3 +194,22 @@ async def test_a_version_that_could_not_replace_a_lower_one_is_in_the_index(root
     await begun.poll()
     ((of, status),) = (await begun.statuses()).items()
     assert (of, status.state, status.reason) == (("a", "9"), "UNAVAILABLE", "a/9: cut off")
+
+
+async def test_a_model_that_could_not_be_loaded_and_is_unloaded_is_tried_no_more(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repository_control, "FIRST_AGAIN_S", 0.02)
+    loader = LoaderOfSome({"a": OutOfMemory("another process holds it"), "b": OutOfMemory("likewise")})
+    begun = control(root, loader, "explicit")
+    await begun.begin()
+    async with begun, asyncio.timeout(20.0):
+        await begun.unload("a")
+        asked = loader.asked.count("a")
+        loader.failures.clear()
+        while "b" not in loader.served():
+            await clock.sleep(0.005)
+        assert loader.asked.count("a") == asked and "a" not in loader.served() and not begun.failed
+        assert (await begun.statuses())["a", TEXT.version].reason == "unloaded"
+        with pytest.raises(ModelNotFound, match="no model 'nobody' on pool/p to unload"):
+            await begun.unload("nobody")

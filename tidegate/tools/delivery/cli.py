@@ -33,7 +33,7 @@ from tidegate.runtime.plain_text import plain
 from tidegate.security.attestation.keys import read_key
 from tidegate.storage import audit_log
 from tidegate.tools.delivery.files import LocalArtefact
-from tidegate.tools.delivery.follow import console, follow, newest, shipping, show
+from tidegate.tools.delivery.follow import console, follow, newest, say_nothing_to_do, shipping, show
 from tidegate.tools.delivery.order import ListedDevice, OrderError, OrderSigning, OrderTerms, make_order
 from tidegate.tools.delivery.order_file import out_option, write_order
 from tidegate.tools.delivery.plan import golden_of, plan_of, recorded_golden, version_files
@@ -180,6 +180,12 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     plan = _plan(files, golden, manifest.version, given)
     report = shipping(gateway)
     chosen, there = _chosen(report["devices"], given["devices"], given["groups"], name, plan)
+    if not chosen:
+        nothing = {"id": None, "model": name, "version": manifest.version}
+        say_nothing_to_do(
+            f"all {there} devices have {name} {manifest.version} already", nothing, given, as_json=as_json
+        )
+        return
     olds: dict[str, tuple[LocalArtefact, ...]] = {}
     apart: dict[str, tuple[str, ...]] = {}
 
@@ -441,7 +447,7 @@ def _spec(name: str, version: str, devices: int, given: dict[str, Any]) -> dict[
 def _chosen(
     report: list[Any], globs: tuple[str, ...], groups: tuple[str, ...], model: str, plan: ModelPlan
 ) -> tuple[list[ListedDevice], int]:
-    """The devices to ask, in order, and how many have it already."""
+    """The devices to ask, in order, and how many have it already. Raises ClickException: there is no such device."""
     every = msgspec.convert(report, list[ListedDevice], strict=False)
     takers = [one for one in every if one.takes_documents]
     named = {one.name: one for glob in globs for one in every if fnmatchcase(one.name, glob)}
@@ -454,9 +460,7 @@ def _chosen(
     alive = {one.name: one for one in takers if one.freshness != "dead"}
     found = {**grouped, **named} if globs or groups else alive
     chosen = [one for one in found.values() if not one.has_committed(model, plan)]
-    if not chosen:
-        if found:
-            raise click.ClickException(f"all {len(found)} devices have {model} {plan.version} already")
+    if not found:
         raise click.ClickException("no device that takes rollouts (key `rollout` of its configuration) was found")
     return chosen, len(found) - len(chosen)
 

@@ -35,7 +35,7 @@ from tidegate.tools.delivery.configuration_order import (
     make_configuration_order,
 )
 from tidegate.tools.delivery.configuration_rows import configuration_row, configuration_table, rest_in_words
-from tidegate.tools.delivery.follow import console, follow, shipping
+from tidegate.tools.delivery.follow import console, follow, say_nothing_to_do, shipping
 from tidegate.tools.delivery.order import ListedDevice, OrderError, OrderSigning
 from tidegate.tools.delivery.order_file import out_option, write_order
 from tidegate.tools.delivery.shares import WaveSharesParam
@@ -114,10 +114,12 @@ def configure(group: str, file: Path, admin: str, as_json: bool, **given: Any) -
         raise click.UsageError("--key is needed: devices take what their operator's key has signed")
     if chosen.left_out and not as_json:
         click.echo(_left_out(chosen), err=True)
+    if not chosen.ask and not chosen.have_it:
+        raise click.ClickException(_left_out(chosen))
     if not chosen.ask:
-        raise click.ClickException(
-            f"all {len(chosen.have_it)} devices have these settings" if chosen.have_it else _left_out(chosen)
-        )
+        words = f"all {len(chosen.have_it)} devices have these settings already"
+        say_nothing_to_do(words, {"id": None, "group": group}, given, as_json=as_json)
+        return
     order = _order(group, configuration, chosen, given)
     if given["out"]:
         write_order(given["out"], order, as_json=as_json)

@@ -42,6 +42,24 @@ def follow(
         sys.exit(1)
 
 
+def say_nothing_to_do(words: str, nothing: dict[str, Any], given: dict[str, Any], *, as_json: bool) -> None:
+    """Say that all devices have what is wanted, so that nothing begins: which is no failure.
+
+    Args:
+        nothing: what there is to say as JSON.
+        given: the command's options.
+
+    Raises:
+        ClickException: keys were to be changed on the way, and reach no device.
+    """
+    if given["roots"] or given.get("rotate"):
+        raise click.ClickException(f"{words}, and keys change with what is new for a device only")
+    if as_json:
+        click.echo(json.dumps(nothing))
+    else:
+        click.echo(f"{words}: there is nothing to do{', and no order is written' if given['out'] else ''}")
+
+
 def show(one: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(one))

@@ -166,6 +166,26 @@ def test_a_dry_run_says_who_would_be_asked_and_signs_nothing(tmp_path: Path, mon
     assert refused.exit_code == 2 and "--key is needed" in refused.output
 
 
+def test_settings_that_all_devices_have_are_nothing_to_do_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, chain = tmp_path / "device.yaml", tmp_path / "roots.json"
+    file.write_text("nice: 3\n")
+    chain.write_text("[]")
+    keep = DesiredConfiguration({"nice": 3}, 60.0, "show")
+    document = DesiredDocument(2, 1, device="k1", configuration=keep)
+    has_them = listed("k1", document=document, configuration=ListedConfiguration("in_sync"))
+    report = {"urls": [], "devices": json.loads(msgspec.json.encode([has_them]))}
+    monkeypatch.setattr("tidegate.tools.delivery.configure.shipping", lambda _gateway: report)
+    command = ["kiosks", str(file), "--key", str(tmp_path / "k.key")]
+    done = CliRunner().invoke(configure, command)
+    assert (done.exit_code, done.output) == (0, "all 1 devices have these settings already: there is nothing to do\n")
+    as_json = CliRunner().invoke(configure, [*command, "--json"])
+    assert (as_json.exit_code, json.loads(as_json.output)) == (0, {"id": None, "group": "kiosks"})
+    new_keys = CliRunner().invoke(configure, [*command, "--roots", str(chain)])
+    assert new_keys.exit_code == 1 and "keys change with what is new for a device only" in new_keys.output
+
+
 def test_a_document_is_read_by_tools_that_know_of_no_settings() -> None:
     raw = sign_document(DesiredDocument(1, 1, device="k1", configuration=WANTED), [AUTHOR.key])
     assert read_unverified(raw).configuration == WANTED

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from rich.console import Console, RenderableType
 
+from tests.support.models.tiny_models import tiny_repository
 from tidegate import clock
 from tidegate.admin_client import Admin, AdminError
+from tidegate.fleet.reported import ModelReport, Reported, RolloutState
+from tidegate.models.repository import Repository
 from tidegate.rollout.plan import MAX_CHUNK_BYTES
 from tidegate.tools.build.cli import model
 from tidegate.tools.delivery import follow
 from tidegate.tools.delivery.files import LEAST_CHUNK_BYTES, MOST_CHUNKS, chunk_for
+from tidegate.tools.delivery.order import ListedDevice
+from tidegate.tools.delivery.plan import plan_of, version_files
 from tidegate.tools.delivery.screen import MOST_ROWS, devices_view, rollout_view
 
 
@@ -119,6 +127,30 @@ def test_an_order_that_makes_no_sense_is_refused_before_anything_is_sent(words: 
     done = CliRunner().invoke(model, ["rollout", "digits", "--key", "k", "--admin", "http://127.0.0.1:1", *words])
 
     assert done.exit_code == 2 and said in done.output
+
+
+def test_a_version_that_all_devices_have_is_nothing_to_do_and_no_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository, chain = Repository(tiny_repository(tmp_path / "models")), tmp_path / "roots.json"
+    chain.write_text("[]")
+    content = plan_of(version_files(repository, "double", "1")[1], "1").content
+    has_it = Reported("k1", 1, 1, 0, models=(ModelReport("double", RolloutState.COMMITTED, "1", content),))
+    report = {"urls": [], "devices": json.loads(msgspec.json.encode([ListedDevice("k1", "fresh", 1, reported=has_it)]))}
+    monkeypatch.setattr(Admin, "read", lambda *_: report)
+    command = ["rollout", "double", "--key", str(tmp_path / "k.key"), "--repository", str(repository.root)]
+    done = CliRunner().invoke(model, command)
+    assert (done.exit_code, done.output) == (0, "all 1 devices have double 1 already: there is nothing to do\n")
+    order = CliRunner().invoke(model, [*command, "--out", str(tmp_path / "order")])
+    assert order.exit_code == 0 and order.output.endswith("and no order is written\n")
+    as_json = CliRunner().invoke(model, [*command, "--json"])
+    assert json.loads(as_json.output) == {"id": None, "model": "double", "version": "1"} and as_json.exit_code == 0
+    for options in (["--roots", str(chain)], ["--rotate"]):
+        new_keys = CliRunner().invoke(model, [*command, *options])
+        assert new_keys.exit_code == 1 and "keys change with what is new for a device only" in new_keys.output
+    report["devices"] = []
+    nobody = CliRunner().invoke(model, command)
+    assert nobody.exit_code == 1 and "no device that takes rollouts" in nobody.output
 
 
 @pytest.mark.parametrize("words", [["abort", "digits"], ["rollback", "digits"]])
