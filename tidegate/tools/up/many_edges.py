@@ -11,12 +11,14 @@ What can go wrong: figures that were taken in a bad moment are then those of all
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.models.repository import Repository, RepositoryError
+from tidegate.models.manifest import Manifest, Variant
+from tidegate.models.repository import ReadManifests, RepositoryError
+from tidegate.serving.served_version import versions_for
 from tidegate.storage.atomic_file import write_atomically
 from tidegate.tools.up.plan import ProcessPlan
 
@@ -51,12 +53,30 @@ def memory_note(edges: int, models: Path, free: float | None) -> str:
 
 
 def _weights(models: Path) -> int:
-    """Bytes of the artefacts that an edge loads: of each model the highest version's for edges."""
+    """Bytes of the artefacts that an edge loads: of each model the largest variant's, in the version that it serves."""
     try:
-        manifests = {one.name: one for one in Repository(models).manifests()} if models.is_dir() else {}
+        versions = ReadManifests(models).look()[0] if models.is_dir() else {}
     except RepositoryError:
         return 0  # the first part that reads it says what is wrong
-    return sum(max((one.size_bytes for one in each.variants_for("edge")), default=0) for each in manifests.values())
+    served = [fitting[0] for ones in versions.values() if (fitting := _for_edges(models, ones))]
+    return sum(max(one.size_bytes for one in each.variants_for("edge")) for each in served)
+
+
+def _for_edges(models: Path, versions: Sequence[Manifest]) -> list[Manifest]:
+    """Those that an edge would serve, the first of them first: files of another size are no reason to read them."""
+    return [
+        one
+        for one in versions_for("edge", versions)[0]
+        if all(_is_there(models / one.name / one.version, variant) for variant in one.variants_for("edge"))
+    ]
+
+
+def _is_there(folder: Path, variant: Variant) -> bool:
+    files = [(variant.artefact, variant.size_bytes), *((one.name, one.size_bytes) for one in variant.files)]
+    try:
+        return all((folder / name).stat().st_size == size_bytes for name, size_bytes in files)
+    except OSError:
+        return False
 
 
 def _path(edge: ProcessPlan) -> Path:

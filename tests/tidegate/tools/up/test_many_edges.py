@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from tests.support.models.tiny_models import tiny_repository
+from tidegate.models.repository import load_manifest, save_manifest
 from tidegate.tools.build.demo.paced import PacedCosts, add_paced
 from tidegate.tools.up.many_edges import EDGE_BYTES, memory_note, share_costs
 from tidegate.tools.up.plan import Options, ProcessPlan, plan
@@ -69,3 +72,28 @@ def test_too_many_edges_for_the_memory_are_told_of_with_how_many_would_fit(tmp_p
     assert note.startswith("20 edges take some 3.8 GB of memory, and 2.0 GB are free") and "--edges 10" in note
     assert memory_note(20, tmp_path / "models", EDGE_BYTES * 30.0) == ""
     assert memory_note(20, tmp_path / "nowhere", None) == ""
+
+
+def test_of_each_model_the_version_counts_that_an_edge_serves(tmp_path: Path) -> None:
+    root = tiny_repository(tmp_path, ("1", "2", "3"))
+    least = memory_of(root)
+    for version, where in (("2", "edge"), ("3", "pool")):
+        folder = root / "double" / version
+        manifest = load_manifest(folder)
+        (variant,) = manifest.variants
+        heavy = replace(variant, size_bytes=10**9, where=(where,))
+        save_manifest(folder, replace(manifest, variants=(heavy,)))
+    assert memory_of(root) == least  # the file of one is cut, and the other is for pools
+    (root / "double" / "2" / "model.yaml").write_text("name: [")
+    assert memory_of(root) == least
+    (root / "double" / "1" / "int8.onnx").unlink()
+    assert memory_of(root) < least
+
+
+def memory_of(root: Path) -> float:
+    """Bytes that an edge is said to take, to a kilobyte; none of it is free."""
+    low, high = 0.0, 1e12
+    while high - low > 1.0:
+        middle = (low + high) / 2
+        low, high = (middle, high) if memory_note(1, root, middle) else (low, middle)
+    return round(high)
