@@ -414,7 +414,7 @@ class GatewaySupervisor:
         for place in self._places:
             for process in place.processes:
                 process.send(told)
-        if self._places[0].processes:
+        if self._places[KEEPER].processes:
             self._counted = {one.name: one.ended for one in told.members if one.ended}
 
     # ending
