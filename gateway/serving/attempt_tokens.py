@@ -106,6 +106,9 @@ class AttemptTokens:
         self._started = prompt_tokens, cached_tokens
 
     def put(self, batch: TokenBatch) -> None:
+        if self._is_chosen and self._kept is None:  # nearly always
+            self._give(batch)
+            return
         if self._is_chosen is None and self.first_at is None:
             self.first_at = clock.now()
             if self._judge is not None:

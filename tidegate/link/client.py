@@ -324,15 +324,16 @@ class LinkClient:
             pending.tokens.started(frame.prompt_tokens, frame.cached_tokens)
 
     def _take_tokens(self, frame: link_pb2.Tokens) -> None:
-        pending = self._find(frame.id)
+        id = frame.id
+        pending = self._pending.get(id) or self._find(id)
         if pending is None or pending.answer.done():
             return
         if pending.tokens is None:
-            raise ProtocolViolation(f"tokens of request {frame.id}, which wants them with its answer")
+            raise ProtocolViolation(f"tokens of request {id}, which wants them with its answer")
         try:
             pending.tokens.put(frames.token_batch_of(frame))
         except BadAnswer as exc:
-            self._give_up(frame.id, exc)
+            self._give_up(id, exc)
 
     def _take_answer(self, frame: link_pb2.Answer) -> None:
         pending = self._find(frame.id)

@@ -325,9 +325,10 @@ def answered_of(frame: link_pb2.Answer, message: bytes) -> AnswerFrame:
 
 def token_batch_of(frame: link_pb2.Tokens) -> TokenBatch:
     """The tokens in a frame. Raises ProtocolViolation if it speaks of more or fewer places than it has tokens."""
-    ids = tuple(frame.ids)
-    logprobs = tuple(frame.logprobs)
-    top = tuple(_likely_of(place) for place in frame.likely)
+    # A slice is read at once, a tuple of the field number by number; and nearly always one field is all there is.
+    ids = tuple(frame.ids[:])
+    logprobs = tuple(frame.logprobs) if frame.logprobs else ()
+    top = tuple([_likely_of(place) for place in frame.likely]) if frame.likely else ()
     if not ids or len(logprobs) not in (0, len(ids)) or len(top) not in (0, len(ids)):
         raise ProtocolViolation(f"{len(ids)} tokens with {len(logprobs)} logprobs and {len(top)} places")
     return TokenBatch(frame.first, ids, logprobs, top)

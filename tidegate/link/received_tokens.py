@@ -35,9 +35,9 @@ class ReceivedTokens:
         """Raises BadAnswer."""
         if batch.first != self._next:
             raise BadAnswer(f"token {batch.first} came where {self._next} was expected")
-        self._next += len(batch.ids)
-        if self._next > self._until:
-            raise BadAnswer(f"{self._next} tokens came, with credit for {self._until}")
+        self._next = after = self._next + len(batch.ids)
+        if after > self._until:
+            raise BadAnswer(f"{after} tokens came, with credit for {self._until}")
         self._sink.put(batch)
 
     def _credit(self, count: int) -> None:

@@ -171,7 +171,12 @@ class LinkSession:
         while (envelope := await self._stream.read()) is not None:
             self._silent_ticks = 0
             for frame in frames.parse(envelope):
-                self._take_in(frame)
+                kind = frame.WhichOneof("kind")
+                handle = self._handlers.get(kind)  # hello brings them: the next frame may be for one
+                if handle is not None:
+                    handle(getattr(frame, kind))
+                else:
+                    self._take_in(kind, frame)
             if self._outbox.swamped:
                 raise ProtocolViolation("the other side sends and does not read")
         return "the other side closed the stream"
@@ -198,12 +203,9 @@ class LinkSession:
                 self._handler.ticked()
         return f"silent for {self._silent_ticks} heartbeats of {interval_s:g} s"
 
-    def _take_in(self, frame: link_pb2.Frame) -> None:
-        kind = frame.WhichOneof("kind")
-        handle = self._handlers.get(kind) if kind is not None else None
-        if handle is not None and kind is not None:
-            handle(getattr(frame, kind))
-        elif kind == "hello" and not self._peer:
+    def _take_in(self, kind: str | None, frame: link_pb2.Frame) -> None:
+        """A frame that no handler is for."""
+        if kind == "hello" and not self._peer:
             self._greet(frames.greeting_of(frame.hello))
         elif not self._peer:
             raise ProtocolViolation(f"{kind or 'an unknown frame'} before hello")

@@ -161,6 +161,8 @@ class Events:
         """One event a piece."""
         if self._token_text is None and self._prompt_tokens is None:
             before, after = self._before, self._after
+            if len(pieces) == 1 and pieces[0].more is None:  # nearly always
+                return b"%b%b%b" % (before, _encode(pieces[0].text), after)
             return b"".join(
                 [
                     b"%b%b%b" % (before, _encode(piece.text), after)

@@ -158,11 +158,18 @@ class GenerationRoutes:
         events: Events,
         pieces: list[Piece],
     ) -> None:
+        def push(pieces: list[Piece]) -> bool:
+            new_resumed = answer.new_resumed()
+            told = events.pieces(pieces)
+            return stream.push(resumed_comments(new_resumed) + told if new_resumed else told)
+
         written = events.opening()
         try:
             while pieces:
                 await stream.write(written + resumed_comments(answer.new_resumed()) + events.pieces(pieces))
                 written = b""
+                while called is None and not await answer.hand_on(push):
+                    await stream.drain()
                 pieces = await _take(answer, called)
         except ConnectionError:
             raise

@@ -50,3 +50,40 @@ async def test_a_reader_that_is_cancelled_loses_nothing() -> None:
     await asyncio.gather(waiting, return_exceptions=True)
     stream.put(TokenBatch(0, (1,)))
     assert [batch.ids for batch in await stream.take()] == [(1,)]
+
+
+async def test_a_reader_that_is_called_is_called_once_for_all_that_came_in_a_turn() -> None:
+    stream, read = TokenStream(window=8), list[list[int]]()
+    stream.put(TokenBatch(0, (1,)))
+    stream.on_ready(lambda: read.append([batch.ids[0] for batch in stream.taken()]))
+    stream.put(TokenBatch(1, (2,)))
+    assert read == []
+    await clock.sleep(0)
+    assert read == [[1, 2]]
+    stream.put(TokenBatch(2, (3,)))
+    await clock.sleep(0)
+    stream.end()
+    await clock.sleep(0)
+    assert (read, stream.has_ended) == ([[1, 2], [3], []], True)
+
+
+async def test_credit_is_given_to_a_reader_that_is_called_as_to_one_that_waits() -> None:
+    credits: list[int] = []
+    stream = TokenStream(window=8)
+    stream.on_credit(credits.append)
+    read = list[TokenBatch]()
+    stream.on_ready(lambda: read.extend(stream.taken()))
+    for index in range(6):
+        stream.put(TokenBatch(index, (index,)))
+        await clock.sleep(0)
+    assert (credits, len(read)) == ([2, 2, 2], 6)
+
+
+async def test_a_reader_that_is_called_no_more_can_wait_for_the_rest() -> None:
+    stream, called = TokenStream(), list[int]()
+    stream.on_ready(lambda: called.append(1))
+    stream.on_ready(None)
+    waiting = asyncio.create_task(stream.take())
+    await clock.sleep(0)
+    stream.put(TokenBatch(0, (1,)))
+    assert ([batch.ids for batch in await waiting], called) == ([(1,)], [])

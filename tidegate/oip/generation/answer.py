@@ -5,6 +5,9 @@ since a stop string ended the text, cancels it down to the engine. Tokens that t
 not, as from a target that answers in one piece, come last. A front that wants the whole at once needs no task, and
 leaves the gateway free to begin the answer again elsewhere.
 
+A front that writes to a socket `take`s the first pieces and lets the others be handed on to it: its task sleeps until
+its caller reads too slowly, or the answer is over.
+
 Each token is one piece, together with those before it that gave no text yet: half a character, or what may be the
 beginning of a stop string. Without a text side a batch of tokens is a piece. A target that gives text instead of ids
 has a piece for each of its deltas, and its answer has the text once more at the end.
@@ -15,8 +18,9 @@ Invariant: the texts of all pieces are the text of the answer; no piece holds a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 from msgspec.structs import replace
@@ -47,7 +51,7 @@ class Piece(NamedTuple):
 
 
 class GenerationAnswer:
-    """Enter it, `take` until nothing comes, then read `usage` and `words`.
+    """Enter it, `take` until nothing comes, perhaps with `hand_on` in between, then read `usage` and `words`.
 
     Args:
         text: None: ids only.
@@ -75,6 +79,7 @@ class GenerationAnswer:
         self._detokenizer = None if text is None else text.detokenizer(prompt)
         self._vocabulary_size = None if text is None else text.generative.vocabulary_size
         self._stop = StopStrings(stop)
+        self._has_stops = bool(stop)
         # What comes beside a text (`Piece.more`) is not in the answer at the end.
         at_once = whole and not stop and "logprobs" not in call.request.parameters and not (words and words.has_tools)
         self._stream = None if at_once else TokenStream()
@@ -84,7 +89,8 @@ class GenerationAnswer:
         self._resumed = 0  # times that it was gone on with elsewhere, as far as `new_resumed` has said
         self._seen = 0  # tokens, or deltas of text
         self._seen_characters = 0  # of the deltas
-        self._most = call.request.parameters.get(MAX_TOKENS_KEY, MAX_OUTPUT_TOKENS)
+        most = call.request.parameters.get(MAX_TOKENS_KEY, MAX_OUTPUT_TOKENS)
+        self._most = most if isinstance(most, int) else MAX_OUTPUT_TOKENS  # a target is not trusted to keep to it
         self._held: list[tuple[int, TokenBatch]] = []  # tokens without text so far, as (index, batch)
 
     async def __aenter__(self) -> Self:
@@ -123,6 +129,39 @@ class GenerationAnswer:
             if pieces:
                 return pieces
         return []
+
+    async def hand_on(self, write: Callable[[list[Piece]], bool]) -> bool:
+        """Give what comes to `write`, a turn of the loop after it came, for as long as that asks for more.
+
+        What is left when it is over is `take`'s. Raises what `write` raises, and BadAnswer.
+
+        Returns:
+            Whether nothing more comes this way.
+        """
+        stream = self._stream
+        if stream is None or self.usage is not None:
+            return True
+        over: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        stream.on_ready(partial(self._hand, stream, write, over))
+        try:
+            return await over
+        finally:
+            stream.on_ready(None)
+
+    def _hand(self, stream: TokenStream, write: Callable[[list[Piece]], bool], over: asyncio.Future[bool]) -> None:
+        if over.done():
+            return  # it was due when its reader left
+        try:
+            if self._failure is None:
+                pieces = self._pieces(stream.taken())
+                if pieces and not write(pieces):
+                    over.set_result(False)
+                elif self.usage is None and not stream.has_ended:
+                    return  # nearly always
+            if not over.done():
+                over.set_result(True)
+        except Exception as error:
+            over.set_exception(error)
 
     def new_resumed(self) -> tuple[Resumed, ...]:
         """What is new of targets that went on with it, once; for a front to say as it comes."""
@@ -200,15 +239,26 @@ class GenerationAnswer:
                 if self._stop.is_stopped:
                     return pieces
                 continue
-            self._check_count(len(batch.ids))
+            ids = batch.ids
+            if self._seen + len(ids) > self._most:
+                raise BadAnswer(f"a generation of more than the {self._most} tokens that were asked for")
             if self._detokenizer is None:
-                self._seen += len(batch.ids)
-                pieces.append(Piece("", batch.ids, batch.logprobs, batch.top))
+                self._seen += len(ids)
+                pieces.append(Piece("", ids, batch.logprobs, batch.top))
                 continue
-            self._check(batch.ids)
-            for index, id in enumerate(batch.ids):
+            self._check(ids)
+            if len(ids) == 1 and not self._held and not self._has_stops:  # nearly always, and a third of the cost
                 self._seen += 1
-                text = self._stop.push(self._detokenizer.push(id))
+                if text := self._detokenizer.push(ids[0]):
+                    pieces.append(Piece(text, ids, batch.logprobs, batch.top))
+                else:
+                    self._held.append((0, batch))
+                continue
+            for index, id in enumerate(ids):
+                self._seen += 1
+                text = self._detokenizer.push(id)
+                if self._has_stops:
+                    text = self._stop.push(text)
                 if text and not self._held:  # most tokens, and spelled out for them
                     at = index + 1
                     pieces.append(Piece(text, (id,), batch.logprobs[index:at], batch.top[index:at]))
@@ -234,16 +284,11 @@ class GenerationAnswer:
                 break
         return pieces
 
-    def _check_count(self, more: int) -> None:
-        """A target is not trusted to keep to what it was asked for."""
-        assert isinstance(self._most, int)
-        if self._seen + more > self._most:
-            raise BadAnswer(f"a generation of more than the {self._most} tokens that were asked for")
-
     def _check(self, ids: Sequence[int]) -> None:
         """A target is not trusted to stay within the vocabulary."""
         assert self._vocabulary_size is not None
-        if ids and not 0 <= min(ids) <= max(ids) < self._vocabulary_size:
+        least, most = (ids[0], ids[0]) if len(ids) == 1 else (min(ids, default=0), max(ids, default=0))
+        if not 0 <= least <= most < self._vocabulary_size:
             raise BadAnswer(f"a generation with a token that is not in the vocabulary of {self._vocabulary_size}")
 
     def _piece(self, text: str) -> Piece:

@@ -5,6 +5,8 @@ the kernel, which would otherwise take in megabytes that no one reads: beyond th
 more is taken from the generation, whose engine is paused once its window is full. A caller that takes nothing for
 `stall_s` is disconnected.
 
+Behind the first write no task is needed as long as nothing has to wait: `push` is for callbacks.
+
 Source: WHATWG, HTML, "Server-sent events".
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import Final
 
 from aiohttp import web
@@ -50,7 +52,7 @@ class EventStream:
         self.response = web.StreamResponse()
         self._request = request
         self._stall_s = stall_s
-        self._is_chunked = False  # once its headers are out
+        self._is_out = self._is_chunked = False  # once its headers are out
 
     async def begin(self, headers: Mapping[str, str]) -> None:
         """Send the headers."""
@@ -63,25 +65,40 @@ class EventStream:
         await self.response.prepare(self._request)
 
     async def write(self, events: bytes) -> None:
+        if not self._is_out:
+            await self._in_time(self._write_first(events))
+        elif not self.push(events):
+            await self.drain()
+
+    def push(self, events: bytes) -> bool:
+        """Write at once, behind a first `write`; False: `drain` has to be awaited before more is written."""
         transport = self._request.transport
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the caller has left")
-        if transport.get_write_buffer_size() + len(events) > HELD_BYTES:
-            await self._write_in_time(transport, events)
-        elif self._is_chunked:
-            # Framed here: aiohttp's way to this very line takes as long as all else that is done for a token.
-            transport.write(b"%x\r\n%b\r\n" % (len(events), events))
-        else:
-            await self.response.write(events)
-            self._is_chunked = self.response.headers.get("Transfer-Encoding") == "chunked"
+        held_bytes: int = transport.get_write_buffer_size()
+        # Framed here: aiohttp's way to this very line takes as long as all else that is done for a token.
+        transport.write(b"%x\r\n%b\r\n" % (len(events), events) if self._is_chunked else events)
+        return held_bytes + len(events) <= HELD_BYTES
 
-    async def _write_in_time(self, transport: asyncio.Transport, events: bytes) -> None:
+    async def drain(self) -> None:
+        """Wait until the caller has read what is held."""
+        await self._in_time(self._request.writer.drain())
+
+    async def _write_first(self, events: bytes) -> None:
+        transport = self._request.transport
+        if transport is None or transport.is_closing():
+            raise ConnectionResetError("the caller has left")
+        await self.response.write(events)
+        self._is_out = True
+        self._is_chunked = self.response.headers.get("Transfer-Encoding") == "chunked"
+
+    async def _in_time(self, writing: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(self._stall_s):
-                await self.response.write(events)
-                await self.response.drain()
+                await writing
         except TimeoutError:
-            transport.abort()
+            if (transport := self._request.transport) is not None:
+                transport.abort()
             raise StalledReader(f"the caller has read nothing for {self._stall_s:g} s") from None
 
     async def end(self) -> None:

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from tests.support.models.text_side import text_side_folder
 from tests.support.serving.oip_servers import OneFolder
 from tests.support.serving.writing_host import WritingHost
+from tidegate import clock
 from tidegate.generate.request import GenerateRequest, ids_tensor, infer_request
 from tidegate.generate.text.text_models import TextModel, TextModels
 from tidegate.oip.generation.answer import GenerationAnswer, Piece
-from tidegate.outcome import BadAnswer
+from tidegate.outcome import BadAnswer, NothingAlive
 from tidegate.token_sink import TokenBatch
 from tidegate.types import Call, Reply
 
@@ -134,3 +135,99 @@ async def test_the_beginning_of_a_stop_string_is_shown_when_nothing_more_comes(
 ) -> None:
     pieces = await told(host, text, stop=["in and out"])
     assert "".join([piece.text for piece in pieces]) == "the tide comes in"
+
+
+async def handed(answer: GenerationAnswer, takes: int = 10_000) -> tuple[list[Piece], list[bool]]:
+    """The pieces that are handed on to a front that wants to wait behind every so many, and how often it did."""
+    pieces: list[Piece] = []
+    told: list[bool] = []
+
+    def write(new: list[Piece]) -> bool:
+        pieces.extend(new)
+        return len(pieces) % takes != 0
+
+    while not told or not told[-1]:
+        told.append(await answer.hand_on(write))
+    return pieces, told
+
+
+@pytest.mark.parametrize("takes", [1, 2, 10_000])
+async def test_what_is_handed_on_and_what_is_taken_is_the_answer(
+    host: WritingHost, text: TextModel, takes: int
+) -> None:
+    host.every_s = 0.0001
+    async with GenerationAnswer(host, call(), PROMPT, text) as answer:
+        pieces = await answer.take()
+        handed_on, told = await handed(answer, takes)
+        rest = await answer.whole()
+    assert "".join([piece.text for piece in [*pieces, *handed_on, *rest]]) == host.text
+    assert (handed_on != [], False in told) == (True, takes <= len(handed_on))
+    assert answer.usage is not None
+    assert answer.usage.finish_reason == "stop"
+
+
+async def test_a_stop_string_ends_what_is_handed_on(host: WritingHost, text: TextModel) -> None:
+    host.every_s = 0.0001
+    async with GenerationAnswer(host, call(), PROMPT, text, stop=["comes"]) as answer:
+        pieces = await answer.take()
+        pieces += (await handed(answer))[0]
+        assert await answer.take() == []
+    assert "".join([piece.text for piece in pieces]) == "the tide "
+
+
+class PausingHost:
+    """A host that gives a first token, waits until it is asked to go on, and gives others."""
+
+    def __init__(self, *tokens: TokenBatch) -> None:
+        self.goes_on = asyncio.Event()
+        self._tokens = tokens
+
+    async def infer(self, call: Call) -> Reply:
+        assert call.tokens is not None
+        call.tokens.put(TokenBatch(0, (5,)))
+        await self.goes_on.wait()
+        for batch in self._tokens:
+            call.tokens.put(batch)
+        await asyncio.Event().wait()
+        raise AssertionError("not reached")
+
+
+async def test_tokens_that_break_the_contract_end_what_is_handed_on(text: TextModel) -> None:
+    host: Any = PausingHost(TokenBatch(1, (-3,)))
+    async with GenerationAnswer(host, call(), PROMPT, text) as answer:
+        assert await answer.take()
+        host.goes_on.set()
+        with pytest.raises(BadAnswer, match="not in the vocabulary"):
+            await answer.hand_on(lambda _: True)
+
+
+async def test_a_front_whose_caller_left_is_told_where_it_waits(text: TextModel) -> None:
+    def write(_: list[Piece]) -> bool:
+        raise ConnectionResetError("the caller has left")
+
+    host: Any = PausingHost(TokenBatch(1, (6,)), TokenBatch(2, (7,)))
+    async with GenerationAnswer(host, call(), PROMPT, text) as answer:
+        assert await answer.take()
+        host.goes_on.set()
+        with pytest.raises(ConnectionResetError):
+            await answer.hand_on(write)
+
+
+async def test_what_is_handed_on_wakes_no_task(text: TextModel) -> None:
+    host: Any = PausingHost(*[TokenBatch(at, (6,)) for at in range(1, 9)])
+    async with GenerationAnswer(host, call(), PROMPT, text) as answer:
+        assert await answer.take()
+        written: list[Piece] = []
+
+        def write(pieces: list[Piece]) -> bool:
+            written.extend(pieces)
+            return True
+
+        reading = asyncio.ensure_future(answer.hand_on(write))
+        host.goes_on.set()
+        await clock.sleep(0.001)
+        assert (len(written), reading.done()) == (8, False)
+        answer.fail(NothingAlive("its credential is good no more"))
+        assert await reading
+        with pytest.raises(NothingAlive):
+            await answer.take()
