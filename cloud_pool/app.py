@@ -25,6 +25,7 @@ import grpc
 import structlog
 from numpy.typing import NDArray
 
+from cloud_pool.absent_models import AbsentPoolModels
 from cloud_pool.banner import serving_banner
 from cloud_pool.config import PoolConfig
 from cloud_pool.core.batching.model_instance import ModelInstance
@@ -32,16 +33,18 @@ from cloud_pool.core.health.adaptive_control import AdaptiveControl
 from cloud_pool.core.health.standby import Standby
 from cloud_pool.core.sharing.worker_layout import WorkerPlace, worker_places
 from cloud_pool.model_control import PoolModelControl
+from cloud_pool.resident_maker import ResidentMaker
 from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.scheduling.job import Batch, PoolRequest
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.serving.host import PoolHost
-from cloud_pool.workers.catalogue import PoolCatalogue, check_memory, read_catalogue, weights_bytes, what_fits
+from cloud_pool.workers.catalogue import check_memory, read_catalogue, weights_bytes, what_fits
 from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable
 from cloud_pool.workers.generating_recycling import GeneratingRecycling
 from cloud_pool.workers.generating_start import GeneratingStarts
 from cloud_pool.workers.generating_workers import GeneratingWorkers
 from cloud_pool.workers.health_controller import HealthController, cost_ratio
+from cloud_pool.workers.joined_workers import JoinedGenerationWorkers, JoinedModelWorkers
 from cloud_pool.workers.load_priority import LoadPriority
 from cloud_pool.workers.memory_limit import MemoryLimit, computes_on_cpu, memory_bytes
 from cloud_pool.workers.model_workers import GenerationWorkers, ModelWorkers
@@ -66,7 +69,7 @@ from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.health import HEALTH_SERVICE
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.guard import OpenGuard
-from tidegate.oip.repository.model_control import FixedModels, ModelControl, ModelStatus
+from tidegate.oip.repository.model_control import FixedModels, ModelControl
 from tidegate.outcome import ModelNotFound, NotSupported
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
@@ -130,13 +133,14 @@ class PoolApp:
         self._scheduler: PoolScheduler | None = None
         self._load_priority = LoadPriority()
         self._supervisor: ModelWorkers | None = None
-        self._fixed: PoolSupervisor | None = None  # the same, where no model comes or goes
+        self._fixed: PoolSupervisor | None = None  # those of them that fixed models share
         self._generating: GenerationWorkers | None = None
         self._steps: dict[tuple[str, str], StepsWorker] = {}
         self._control: PoolModelControl | None = None
+        self._maker: ResidentMaker | None = None  # of fixed models that come later
         self._link: LinkService | None = None
         self._attester: Attester | None = None
-        self._problems: dict[tuple[str, str], str] = {}  # by name and version of fixed models: why it is not served
+        self._absent = AbsentPoolModels(config.model_repository)  # of fixed models
         self._loop_lag = LoopLag()
         self._costs = MeasuredCosts(
             None if config.state_dir is None else config.state_dir / "costs.json",
@@ -223,6 +227,8 @@ class PoolApp:
         self._host.models.is_absent = self._is_absent
         if self._control is not None:
             self._control.serve(self._host, self._announce)
+        elif self._maker is not None:
+            self._absent.serve(self._host, self._maker, self._announce)
         door = await self._stack.enter_async_context(self._grpc_server(tls))
         self.address = door.address
         if self._control is not None:
@@ -237,6 +243,7 @@ class PoolApp:
         await self._open_metrics()
         await self._stack.enter_async_context(self._loop_lag)
         await door.server.start()
+        await self._stack.enter_async_context(self._absent)
         announcer = await self._announced(tls)  # it says goodbye after the drain, and that it drains before
         self._stack.push_async_callback(self._drain, door.server, announcer)
 
@@ -258,7 +265,8 @@ class PoolApp:
         pool's address is known."""
         places = self._places()
         if self.config.model_control != "none":
-            self._control = self._new_control(scheduler, places, memory_limit)
+            maker = self._new_maker(scheduler, places, memory_limit)
+            self._control = PoolModelControl(self.config, maker, places=len(places))
             self._supervisor = self._generating = self._control.residents
             return [self._control]
         leave_out = self._left_out if self._may_leave_out else None
@@ -270,7 +278,14 @@ class PoolApp:
             for one in reversed(plain)  # the first variant of each is the one that is asked for no other
             if one.public is not None
         }
-        return [fixed, talking]
+        if not self._may_leave_out:
+            return [fixed, talking]
+        in_use = places[: len(places) - self.config.standby_workers]  # what comes later has no reserve
+        self._maker = self._new_maker(scheduler, in_use, memory_limit, talking.counts)
+        residents = self._maker.residents
+        self._supervisor = JoinedModelWorkers(fixed, residents)
+        self._generating = JoinedGenerationWorkers(talking, residents)
+        return [fixed, talking, residents]
 
     def _new_host(self, loadables: list[PoolLoadable], traces: ServedTraces, control: AdaptiveControl) -> PoolHost:
         assert self._scheduler is not None and self._supervisor is not None
@@ -279,7 +294,7 @@ class PoolApp:
             config.name,
             loadables,
             self._scheduler,
-            self._supervisor,
+            self._fixed or self._supervisor,
             epoch=int(clock.utc_s() * 1e6),
             generating=self._generating,
             steps=self._steps,
@@ -318,11 +333,11 @@ class PoolApp:
         )
         served = {one.manifest.name for one in found.loadables}
         for (name, version), why in sorted(found.problems.items()):
-            words = "a version cannot be read, and others stand in" if name in served else "a model is not served"
-            log.error(words, model=name, version=version, reason=why)
+            if name in served:
+                log.error("a version cannot be read, and others stand in", model=name, version=version, reason=why)
         for (name, version), why in sorted(found.unfit.items()):
             log.warning("a version is passed over, and a lower one serves", model=name, version=version, reason=why)
-        self._problems |= found.problems
+        self._absent.found(found)
         return list(found.loadables)
 
     async def _on_onnx_devices(self, loadables: list[PoolLoadable]) -> list[PoolLoadable]:
@@ -382,7 +397,7 @@ class PoolApp:
 
     def _new_steward(self, control: AdaptiveControl) -> HealthController:
         assert self._scheduler is not None and self._supervisor is not None
-        recycling, lanes = self.config.recycling, self._supervisor.lanes
+        recycling, supervisor = self.config.recycling, self._supervisor
         wanted = Recycling(self._draw, gap_s=recycling.min_gap_s, after_requests=recycling.after_requests)
         return HealthController(
             self._supervisor,
@@ -391,7 +406,7 @@ class PoolApp:
             recycling=wanted if recycling.enabled else None,
             control=control,
             latency_target_s=self.config.control.target_s,
-            full_cost_ratio=lambda: cost_ratio(lanes.values(), self.config.control.degrade_to),
+            full_cost_ratio=lambda: cost_ratio(supervisor.lanes.values(), self.config.control.degrade_to),
             every_s=recycling.check_s,
             on_turn=self._announce,
         )
@@ -474,9 +489,9 @@ class PoolApp:
             return loadables
         fitting, others = what_fits(loadables, check)
         for manifest, why in others:
-            self._add_problem(manifest, why)
+            self._absent.note(manifest, why)
         if not fitting and others:
-            raise self._no_model()
+            raise self._absent.none_is_served()
         return fitting
 
     def _check_memory(self, loadables: Sequence[PoolLoadable], places: list[WorkerPlace], limit_bytes: float) -> None:
@@ -511,7 +526,7 @@ class PoolApp:
             ),
             new_backoff=lambda: Backoff(self._draw, base_s=0.5, cap_s=30.0),
             places=places,
-            standby=config.standby_workers,
+            standby=0 if model else config.standby_workers,
             memory_limit=memory_limit,
             paced_slow=config.paced_slow,
             hang_timeout_s=config.hang_timeout_s,
@@ -541,17 +556,20 @@ class PoolApp:
         measured = self._costs.remembered(anew, known)
         return await measured(worker, loadable.key, loadable.manifest, loadable.variant)
 
-    def _new_control(
-        self, scheduler: PoolScheduler, places: list[WorkerPlace], memory_limit: MemoryLimit
-    ) -> PoolModelControl:
+    def _new_maker(
+        self,
+        scheduler: PoolScheduler,
+        places: list[WorkerPlace],
+        memory_limit: MemoryLimit,
+        counts: GeneratedCounts | None = None,
+    ) -> ResidentMaker:
         residents = Residents(sandbox_gaps(self.config.sandbox))
         first, others = self._precisions
-        return PoolModelControl(
+        return ResidentMaker(
             self.config,
             scheduler,
             residents=residents,
             precisions=(first, *others),
-            places=len(places),
             costs=self._costs,
             workers_on_cpu=sum(computes_on_cpu(place.device) for place in places),
             memory_limit=memory_limit,
@@ -559,7 +577,7 @@ class PoolApp:
                 list(loadables), scheduler, places, memory_limit, model=model, known=known
             ),
             generating=lambda loadables: self._new_generating(
-                list(loadables), scheduler, memory_limit, residents.counts
+                list(loadables), scheduler, memory_limit, counts or residents.counts
             ),
             steps=lambda loadable: self._new_steps(loadable, scheduler),
         )
@@ -619,31 +637,21 @@ class PoolApp:
         """Whether a model that is not served is there, and is wrong."""
         if self._control is not None:
             return name in self._control.control.failed
-        return any(of == name for of, _ in self._problems)
+        return name in self._absent
 
     def _left_out(self, manifest: Manifest, why: str) -> None:
         """Serve a model no longer that no worker can compute, before the first request."""
-        self._add_problem(manifest, why)
+        self._absent.note(manifest, why)
         self.host.models.remove(manifest.name)
         self._steps.pop((manifest.name, manifest.version), None)
-
-    def _add_problem(self, manifest: Manifest, why: str) -> None:
-        log.error("a model is not served", model=manifest.name, version=manifest.version, reason=why)
-        self._problems[manifest.name, manifest.version] = why
 
     def _check_some(self) -> None:
         """Raise StartError where every model was left out."""
         if self._control is None and not list(self.host.models):
-            raise self._no_model()
-
-    def _no_model(self) -> StartError:
-        return PoolCatalogue((), self._problems).no_model(self.config.model_repository)
+            raise self._absent.none_is_served()
 
     def _fixed_models(self) -> FixedModels:
-        return FixedModels(
-            OpenGuard(self.host),
-            lambda: {of: ModelStatus("UNAVAILABLE", why) for of, why in self._problems.items()},
-        )
+        return FixedModels(OpenGuard(self.host), self._absent.statuses)
 
     def _announce(self) -> None:
         """The models came or went: gateways on a link stream hear it now."""

@@ -5,80 +5,47 @@ A composition root like `app.py`, for pools with `model_control: explicit` or `p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from math import inf
 from typing import Self
 
 import structlog
 
 from cloud_pool.config import PoolConfig
-from cloud_pool.core.batching.model_instance import ModelInstance
-from cloud_pool.core.memory.device_memory import human_size
 from cloud_pool.core.memory.residency import Residency
-from cloud_pool.scheduling.scheduler import PoolScheduler
+from cloud_pool.resident_maker import ResidentMaker
 from cloud_pool.serving.host import PoolHost
 from cloud_pool.serving.model_loader import PoolModelLoader
 from cloud_pool.serving.on_demand import OnDemand
-from cloud_pool.workers.catalogue import check_memory, read_catalogue
 from cloud_pool.workers.device_worker import PoolLoadable
-from cloud_pool.workers.generating_workers import GeneratingWorkers
-from cloud_pool.workers.memory_limit import MemoryLimit
-from cloud_pool.workers.residents import Resident, Residents
-from cloud_pool.workers.steps_worker import StepsWorker
-from cloud_pool.workers.supervisor import PoolSupervisor
-from tidegate.models.repository import Repository
-from tidegate.outcome import OutOfMemory
+from cloud_pool.workers.residents import Resident
 from tidegate.runtime.process import StartError
 from tidegate.servers.model_control_access import TokenAccess, publish_token
 from tidegate.servers.operator_token import OperatorToken
 from tidegate.serving.repository_control import RepositoryControl
-from tidegate.workers.warming.measured_costs import MeasuredCosts
 
 log = structlog.get_logger(__name__)
-_RETRY_AFTER_S = 5.0  # for a model that had no room: by then another may have been unloaded
 
 
 class PoolModelControl:
     """The models of a pool that come and go, inside `async with` of its parts, which `begin` enters.
 
     Args:
-        precisions: of the variants that are served, the preferred one first.
-        supervising, generating: make the workers of one model; steps: that of the steps around one.
+        maker: of the workers of each.
+        places: so many workers has a model.
     """
 
-    def __init__(
-        self,
-        config: PoolConfig,
-        scheduler: PoolScheduler,
-        *,
-        residents: Residents,
-        precisions: Sequence[str],
-        places: int,
-        workers_on_cpu: int,
-        costs: MeasuredCosts,
-        memory_limit: MemoryLimit,
-        supervising: Callable[[Sequence[PoolLoadable], str, Mapping[str, ModelInstance]], PoolSupervisor],
-        generating: Callable[[Sequence[PoolLoadable]], GeneratingWorkers],
-        steps: Callable[[PoolLoadable], StepsWorker],
-    ) -> None:
-        self.residents = residents
+    def __init__(self, config: PoolConfig, maker: ResidentMaker, *, places: int) -> None:
+        self.residents = maker.residents
         self._config = config
-        self._scheduler = scheduler
-        self._precisions = tuple(precisions)
-        self._workers_on_cpu = workers_on_cpu
-        self._memory_limit = memory_limit
-        self._supervising = supervising
-        self._generating = generating
-        self._steps = steps
+        self._maker = maker
         self._token = OperatorToken()
         self._control: RepositoryControl | None = None
         self._access: TokenAccess | None = None
         self._loader: PoolModelLoader | None = None
         self._on_demand: OnDemand | None = None
         self._places = places
-        self._costs = costs
         self._stand_in = True  # may lower versions, for those whose files are wrong: at the start
         self._failed: dict[str, str] = {}  # by name, why the highest version was not loaded at the start
         self._stack = AsyncExitStack()
@@ -105,7 +72,7 @@ class PoolModelControl:
             self.residents,
             read=self._read,
             make=self._resident,
-            check_room=self._check_room,
+            check_room=self._maker.check_room,
             on_demand=self._on_demand,
             on_change=on_change,
         )
@@ -162,48 +129,15 @@ class PoolModelControl:
         return config.model_control == "explicit" or config.models is None or name in config.models
 
     def _read(self, name: str, reload: int) -> Sequence[PoolLoadable]:
-        config = self._config
-        found = read_catalogue(
-            Repository(config.model_repository),
-            [name],
-            self._precisions[0],
-            self._precisions[1:],
-            config.allowed_engines,
-            check=config.steps.check,
-            or_lower=self._stand_in,
-        )
+        found = self._maker.read(name, reload, or_lower=self._stand_in)
         for (_, version), why in found.wrong_files.items():  # the highest first
             self._failed.setdefault(name, why)
             log.error("a version cannot be read, and others stand in", model=name, version=version, reason=why)
-        return [replace(one, reload=reload) for one in found.loadables]
+        return found.loadables
 
     def _resident(self, loadables: Sequence[PoolLoadable]) -> Resident:
-        return Resident(
-            loadables,
-            supervising=self._supervising,
-            generating=self._generating,
-            on_defect=self.residents.report,
-            sandbox=self.residents.sandbox,
-            known=self._known(loadables),
-            cold_s=self._on_demand.cold_s if self._on_demand is not None else lambda _name: 0.0,
-            steps=None if loadables[0].public is None else self._steps(loadables[0]),
-        )
-
-    def _known(self, loadables: Sequence[PoolLoadable]) -> dict[str, ModelInstance]:
-        """The model instances whose costs are known from an earlier run."""
-        found = {one.key: (one, self._costs.known(one.variant)) for one in loadables if one.manifest.generative is None}
-        return {key: ModelInstance(key, one.manifest, one.variant, cost) for key, (one, cost) in found.items() if cost}
-
-    def _check_room(self, loadables: Sequence[PoolLoadable]) -> None:
-        """Raises OutOfMemory where the model surely does not fit beside what is in memory."""
-        cpu = self._scheduler.allotment.devices.get("cpu")
-        held_bytes = 0.0 if cpu is None else cpu.held_bytes
-        left_bytes = self._memory_limit.of(None) - held_bytes
-        try:
-            check_memory(loadables, workers=self._workers_on_cpu, limit_bytes=left_bytes, device="cpu")
-        except StartError as error:
-            beside = f"{human_size(held_bytes)} are held by other models, which could be unloaded"
-            raise OutOfMemory(f"{error} ({beside})", retry_after_s=_RETRY_AFTER_S) from error
+        cold_s = self._on_demand.cold_s if self._on_demand is not None else lambda _name: 0.0
+        return self._maker.make(loadables, cold_s=cold_s)
 
     def __repr__(self) -> str:
         return f"<PoolModelControl {self._control!r} {self.residents!r}>"

@@ -156,7 +156,7 @@ class PoolScheduler:
             worker: the name of this incarnation, which is never used again.
             restart_s: predicted seconds until a successor would be ready.
             standby: whether the worker is a reserve (`cloud_pool/core/health/standby.py`).
-            lanes: the keys of the model instances that it holds; None: of all that are open.
+            lanes: the keys of the model instances that it holds; None: of all that have no workers of their own.
             place: where it computes; of the workers at one place, one computes at a time. "": a place of its own.
         """
         if worker not in self.seats:

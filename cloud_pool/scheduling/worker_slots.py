@@ -13,9 +13,10 @@ Not every attached worker may begin a batch: a reserve rests until it is needed
 (`cloud_pool/core/health/slow_start.py`), and where memory is short fewer compute at once
 (`cloud_pool/core/health/adaptive_control.py`).
 
-A worker holds every model instance, or some of them (`WorkerSlot.lanes`), where models come and go while the pool
-serves. Then several workers share a place, which is a device with its threads and cores: one of them computes at a time
-there, so that what a batch takes is still what was measured.
+A worker holds every model instance but those that have workers of their own, or is such a worker and holds some of them
+(`WorkerSlot.lanes`), where models come and go while the pool serves, or one of the fixed ones came later. Then several
+workers share a place, which is a device with its threads and cores: one of them computes at a time there, so that what
+a batch takes is still what was measured.
 
 The computed batches of a slot are kept until `take_seen` collects them, so that health is judged apart from serving.
 """
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterator
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final
@@ -70,7 +71,8 @@ class WorkerSlot:
     attached_at: float
     free_since: float
     standby: bool = False
-    lanes: frozenset[str] | None = None  # the keys of the model instances that it holds; None: of all
+    lanes: frozenset[str] | None = None  # the keys of the model instances that it holds; None: of all but `apart`
+    apart: Container[str] = ()
     place: str = ""
     rests_until: float = 0.0
     served: int = 0
@@ -84,7 +86,7 @@ class WorkerSlot:
 
     def takes(self, lane: str) -> bool:
         """Whether it holds the model instance of this key."""
-        return self.lanes is None or lane in self.lanes
+        return lane not in self.apart if self.lanes is None else lane in self.lanes
 
     def give(self, batch: Batch, now: float) -> None:
         """Give the worker a batch, which begins now or follows the one that runs."""
@@ -166,8 +168,9 @@ class WorkerSlots:
         self.expected = 0
         self.busy_without = 0.0
         self.standby = standby
-        self.partial = 0  # workers that hold some model instances only
+        self.partial = 0  # model instances with workers of their own, whether one is there or not
         self._slots: dict[str, WorkerSlot] = {}
+        self._apart: set[str] = set()  # these model instances
         self._absences: dict[str, tuple[str, float]] = {}  # by model instance: why no worker holds it, and until when
 
     def add(
@@ -182,9 +185,18 @@ class WorkerSlots:
         place: str = "",
     ) -> None:
         self._slots[name] = WorkerSlot(
-            name, compute, restart_s, attached_at=now, free_since=now, standby=standby, lanes=lanes, place=place or name
+            name,
+            compute,
+            restart_s,
+            attached_at=now,
+            free_since=now,
+            standby=standby,
+            lanes=lanes,
+            apart=self._apart,
+            place=place or name,
         )
-        self.partial += lanes is not None
+        self._apart |= lanes or frozenset()
+        self.partial = len(self._apart)
         for lane in lanes or ():
             self._absences.pop(lane, None)
 
@@ -194,8 +206,7 @@ class WorkerSlots:
         if slot is None:
             return False
         slot.gone = True
-        self.partial -= slot.lanes is not None
-        if not self._slots:
+        if not any(other.lanes is None for other in self) and (slot.lanes is None or not self._slots):
             self.absence, self.back_at = reason, now + slot.restart_s
         for lane in slot.lanes or ():
             self._absences[lane] = reason, now + slot.restart_s
@@ -204,6 +215,8 @@ class WorkerSlots:
     def forget(self, lane: str) -> None:
         """Forget a model instance that is served no longer."""
         self._absences.pop(lane, None)
+        self._apart.discard(lane)
+        self.partial = len(self._apart)
 
     def absence_of(self, lane: str) -> tuple[str, float] | None:
         """Why no worker holds the model instance, and when one should be back; None where one does."""

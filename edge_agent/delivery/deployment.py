@@ -3,7 +3,7 @@
     read()     per model: the generation to serve first, and those to fall back to         (boot.py)
     start()    one model after another is loaded                                           (runner_set.py)
     inside     documents come in and are rolled out, where `rollout` is configured         (deployer.py)
-               models that could not be served are tried again                             (absent_models.py)
+               models that could not be served are tried again        (tidegate/serving/absent_models.py)
 
 Without `rollout` this is the static repository alone. A model that cannot be served keeps no other away; only where
 none can be served is that a reason not to start. With `rollout` the agent starts whatever the state of its disk and
@@ -33,7 +33,6 @@ from edge_agent.delivery.journal import DeploymentJournal
 from edge_agent.delivery.model_store import ModelStore
 from edge_agent.delivery.steps import RolloutSteps
 from edge_agent.fleet.epoch import SANE_UTC_S
-from edge_agent.serving.absent_models import AbsentModels
 from edge_agent.serving.catalogue import CatalogueEntry, EdgeCatalogue, read_catalogue, read_entry
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner import Runner
@@ -47,6 +46,7 @@ from tidegate.models.repository import Repository, RepositoryError
 from tidegate.rollout.desired import DesiredConfiguration
 from tidegate.runtime.process import StartError
 from tidegate.security.attestation.keys import read_allowed
+from tidegate.serving.absent_models import AbsentModels
 from tidegate.storage.disk_failure import is_disk_failure
 
 log = structlog.get_logger(__name__)

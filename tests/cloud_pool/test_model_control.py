@@ -30,6 +30,7 @@ from tidegate.config import load
 from tidegate.models.repository import RepositoryError, load_manifest, save_manifest
 from tidegate.runtime.process import StartError
 from tidegate.servers.operator_token import token_for
+from tidegate.serving import absent_models
 from tidegate.tools.build.cli import model
 from tidegate.workers.process import EngineSpec, LoadResult, WorkerProcess
 
@@ -303,6 +304,52 @@ async def test_a_pool_with_fixed_models_starts_without_one_that_ends_its_worker_
     with pytest.raises(StartError, match=rf"no model of .* could be loaded:\nhuge: .*{words}"):
         async with pool(root, tmp_path, **keys):
             raise AssertionError("it started")
+
+
+async def test_a_fixed_model_that_was_missing_comes_later_beside_the_others(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(absent_models, "LOOK_S", 0.02)
+    monkeypatch.setattr(absent_models, "FIRST_AGAIN_S", 0.05)
+    load_engine, deadly = WorkerProcess.load, ["two"]
+
+    async def load(self: WorkerProcess, spec: EngineSpec) -> LoadResult:
+        if spec.key.partition(":")[0] in deadly:
+            os.kill(self.pid or 0, signal.SIGKILL)
+        return await load_engine(self, spec)
+
+    monkeypatch.setattr(WorkerProcess, "load", load)
+    right = (put(root, "three") / TEXT.variants[0].artefact).read_bytes()
+    (root / "three" / "1" / TEXT.variants[0].artefact).write_bytes(b"cut off")
+    keys = {"model_control": "none", "workers": 2, "metrics_port": 0}
+    with capture_logs() as logs:
+        async with pool(root, tmp_path, **keys) as app, triton.InferenceServerClient(app.address) as client:
+            shared = {one.pid for one in workers()}
+            assert len(shared) == 2 and [one.name for one in app.host.offers()] == ["one"]
+
+            async def comes(name: str, length: int) -> None:
+                async with asyncio.timeout(60.0):
+                    while name not in [one.name for one in app.host.offers()]:
+                        await client.infer("one", tensors(3))
+                        await clock.sleep(0.01)
+                assert (await client.infer(name, tensors(length))).as_numpy("sum").tolist() == [[float(length)]]
+
+            await until(lambda: len([one for one in logs if one.get("model") == "two"]) >= 3)
+            assert "killed by SIGKILL" in (await index(client))["two:1"][1]
+            deadly.clear()
+            await comes("two", 4)
+            (root / "three" / "1" / TEXT.variants[0].artefact).write_bytes(right)
+            await comes("three", 5)
+            assert await index(client) == {f"{name}:1": ("READY", "") for name in ("one", "two", "three")}
+            assert {one.pid for one in workers()} > shared and len(workers()) == 6
+            answers = await asyncio.gather(*[client.infer(name, tensors(6)) for name in ("one", "two", "three") * 9])
+            assert {one.as_numpy("sum").item() for one in answers} == {6.0}
+            for one in workers():
+                one.kill()
+            await until(lambda: [one["event"] for one in logs].count("worker back") == 6)
+            for name in ("one", "two", "three"):
+                assert (await client.infer(name, tensors(7))).as_numpy("sum").tolist() == [[7.0]]
+    assert workers() == []
 
 
 async def test_a_pool_with_fixed_models_does_not_start_without_one_that_is_named(root: Path, tmp_path: Path) -> None:

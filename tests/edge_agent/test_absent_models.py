@@ -14,8 +14,6 @@ from structlog.testing import capture_logs
 from edge_agent.app import EdgeApp
 from edge_agent.commands.doctor import run_checks
 from edge_agent.config import EdgeConfig
-from edge_agent.serving import absent_models
-from edge_agent.serving.absent_models import AbsentModels
 from tests.support.models.tiny_models import tiny_repository
 from tidegate import clock
 from tidegate.arrays import array_to_tensor
@@ -24,7 +22,7 @@ from tidegate.models.digest import sha256_of
 from tidegate.models.repository import load_manifest, save_manifest
 from tidegate.outcome import ModelNotFound
 from tidegate.runtime.process import StartError
-from tidegate.serving import repository_control
+from tidegate.serving import absent_models, repository_control
 from tidegate.types import Call, Datatype, InferRequest
 
 
@@ -159,47 +157,6 @@ async def test_the_doctor_names_what_is_wrong_on_the_disk_and_what_the_agent_doe
     assert set(on_disk) == {"ok", "failure"} and "rounds" in on_disk["ok"] and "int8.onnx" in on_disk["failure"]
     (without,) = [one for one in found if one.check == "worker" and one.verdict == "failure"]
     assert without.words.startswith("double is not served: ")
-
-
-def test_waits_double_up_to_a_quarter_of_an_hour(tmp_path: Path) -> None:
-    async def bring(_: str) -> bool:
-        return True
-
-    absent = AbsentModels(tmp_path, bring=bring, is_served=lambda _: False, on_change=lambda: None)
-    with capture_logs() as logs:
-        for _ in range(7):
-            absent.note("double", "its file is cut")
-    assert [one["again_in_s"] for one in logs] == [30.0, 60.0, 120.0, 240.0, 480.0, 900.0, 900.0]
-    assert absent.reasons == {"double": "its file is cut"}
-
-
-async def test_files_that_change_while_they_are_read_are_tried_again_and_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(absent_models, "LOOK_S", 0.01)
-    came = asyncio.Event()
-    (tmp_path / "double").mkdir()
-    file = tmp_path / "double" / "int8.onnx"
-    file.write_bytes(b"half")
-    tries = 0
-
-    async def bring(_: str) -> bool:
-        nonlocal tries
-        tries += 1
-        file.write_bytes(b"half" * tries)  # a copy that goes on while the file is read
-        if tries < 4:
-            raise StartError("its file is cut")
-        return True
-
-    absent = AbsentModels(tmp_path, bring=bring, is_served=lambda _: False, on_change=came.set)
-    absent.note("double", "its file is cut")
-    file.write_bytes(b"more")
-    with capture_logs() as logs:
-        absent.begin()
-        await asyncio.wait_for(came.wait(), 20.0)
-        await absent.aclose()
-    assert tries == 4 and absent.reasons == {}
-    assert {one["again_in_s"] for one in logs if one["event"] == "a model is not served"} == {30.0}
 
 
 @pytest.mark.slow

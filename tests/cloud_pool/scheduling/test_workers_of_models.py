@@ -114,3 +114,39 @@ async def test_a_model_that_is_shut_refuses_what_waits_and_what_comes() -> None:
             await subject.ask("a")
         assert (await running).worker == "b@0"
         assert subject.scheduler.unsettled == 0
+
+
+@on_virtual_time
+async def test_a_worker_of_all_models_takes_nothing_of_one_that_has_a_worker_of_its_own() -> None:
+    async with pool("b@0") as subject, FakeWorker("shared", service_s=service_s) as shared:
+        scheduler = subject.scheduler
+        await shared.load(EngineSpec("a", "onnx", Path(__file__), ()))
+        scheduler.open(ModelInstance("a", replace(TEXT, name="a"), TEXT.variants[0], COST))
+        scheduler.attach("shared", by(shared), restart_s=RESTART_S, place="0")
+        for _ in range(2):
+            _, took_s = await elapsed(asyncio.gather(subject.ask("a"), subject.ask("b")))
+            assert took_s == pytest.approx(2.0)  # one after the other, at one place
+        scheduler.detach("b@0", "b has died")
+        with pytest.raises(WorkerDied, match="b has died"):
+            await subject.ask("b", budget_s=1.5)
+        assert (await subject.ask("a")).outputs
+
+        again = await subject_again(subject, "b@0.2")
+        assert (await subject.ask("b")).outputs
+        scheduler.detach("shared", "all have died")
+        with pytest.raises(WorkerDied, match="all have died"):
+            await subject.ask("a", budget_s=1.5)
+        assert (await subject.ask("b")).outputs and again.begun
+        scheduler.shut("b", Unreachable("b has left"))
+        scheduler.detach("b@0.2", "it has left")
+        scheduler.attach("shared.2", by(shared), restart_s=RESTART_S, place="0")
+        assert (await subject.ask("a")).outputs and not scheduler.seats.partial
+
+
+async def subject_again(subject: Pool, name: str) -> FakeWorker:
+    """Another worker of `b` at the same place."""
+    worker = FakeWorker(name, service_s=service_s)
+    await worker.__aenter__()
+    await worker.load(EngineSpec("b", "onnx", Path(__file__), ()))
+    subject.scheduler.attach(name, by(worker), restart_s=RESTART_S, lanes=frozenset({"b"}), place="0")
+    return worker

@@ -1,9 +1,10 @@
-"""The absent models of a device are wanted here and cannot be served: each has a reason, and is tried again.
+"""The absent models of a device or a pool are wanted here and cannot be served: each has a reason, and is tried again.
 
 A model whose file was cut, whose digest is wrong or whose worker does not start must not take the others with it, so
-the device starts without it. Its requests are refused with the reason, gateways hear of it (`DeviceConditions.absent`),
-and it is brought in once that is possible: at once when its files have changed (somebody has copied it again), else
-after waits that double, since memory that another program holds or a medium that is read only at times heals by itself.
+the process starts without it. Its requests are refused, and its operators hear the reason: of a device in its state
+(`DeviceConditions.absent`), of a pool in the index of models. It is brought in once that is possible: at once when its
+files have changed (somebody has copied it again), else after waits that double, since memory that another program holds
+or a medium that is read only at times heals by itself.
 
 The files are looked at by their names, sizes and times, which costs nothing. A try reads all of them.
 
