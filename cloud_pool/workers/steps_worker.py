@@ -38,7 +38,7 @@ from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.workers.incarnation import Incarnation
 from tidegate.workers.lost_workers import LostWorkers
-from tidegate.workers.process import EngineSpec
+from tidegate.workers.process import EngineSpec, WorkerDied
 from tidegate.workers.supervised import SupervisedWorker
 from tidegate.workers.warmup import CostPoints, sizes
 
@@ -197,6 +197,8 @@ class StepsWorker:
                 done = await worker.infer(part, inputs, budget_s=deadline - clock.now())
         except TimeoutError as error:
             raise DeadlineExceeded(f"ran out of time {part} the model") from error
+        except WorkerDied as error:
+            raise Unreachable(f"the steps of model {self.name!r}: {error.message}") from error
         finally:
             self._inside -= 1
         return done.outputs, done.compute_s

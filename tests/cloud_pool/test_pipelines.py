@@ -111,10 +111,24 @@ async def test_the_steps_worker_is_started_again_when_it_dies(models: Path) -> N
         for pid in workers:  # both workers of the pool: that of the steps and that of the batches
             os.kill(pid, signal.SIGKILL)
         await eventually(lambda: not steps.ready)
-        with pytest.raises(Unreachable, match="the steps of model 'weather:1' are loading here"):
+        with pytest.raises(Unreachable, match=r"the steps of model 'weather:1'(: .*SIGKILL| are loading here)"):
             await asked(app, "calm", budget_s=0.2)
         await eventually(lambda: steps.ready)
         assert outputs(await asked(app, "calm"))["label"].tolist() == [[b"smooth"]]
+
+
+async def test_a_request_whose_steps_die_under_it_is_refused_as_one_that_another_pool_may_answer(models: Path) -> None:
+    async with pool(models, models=["weather"], **WITH_MODULES) as app:
+        workers = [psutil.Process(pid) for pid in all_workers()]
+        for worker in workers:
+            worker.suspend()
+        asking = asyncio.create_task(asked(app, "a fine day"))
+        for _ in range(5):
+            await clock.sleep(0)  # until it is with the steps' worker
+        for worker in workers:
+            worker.kill()
+        with pytest.raises(Unreachable, match=r"the steps of model 'weather:1': .*was killed by SIGKILL"):
+            await asking
 
 
 async def test_a_pool_that_may_not_run_modules_says_which_key(models: Path) -> None:
