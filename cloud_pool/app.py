@@ -640,10 +640,11 @@ class PoolApp:
         return name in self._absent
 
     def _left_out(self, manifest: Manifest, why: str) -> None:
-        """Serve a model no longer that no worker can compute, before the first request."""
-        self._absent.note(manifest, why)
+        """Serve a model no longer that no worker can compute: at the start, or when workers had to start again."""
         self.host.models.remove(manifest.name)
         self._steps.pop((manifest.name, manifest.version), None)
+        self._absent.note(manifest, why)
+        self._announce()
 
     def _check_some(self) -> None:
         """Raise StartError where every model was left out."""

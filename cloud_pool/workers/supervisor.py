@@ -7,7 +7,8 @@ touches only its own batch (`replica.py`), and the others take over what waits.
 One model that no worker loads, or that fails on its own warm-up samples, need not keep the others away: where the owner
 wants that (`leave_out`), it is left out at the first start of the first worker, and told. So is one at which that
 worker dies or hangs, and another worker starts with the others; and one that does not fit into the device's memory
-beside those before it.
+beside those before it. Later, where its file may have been damaged since, a model is left out at which two workers in a
+row could not start, while no other one serves: it would keep all models away.
 
 While there is no worker at all the scheduler holds the requests that can wait and refuses the others
 (`PoolScheduler.detach`).
@@ -81,7 +82,8 @@ class PoolSupervisor:
         load_priority: sets workers back that were lowered when they were started; None: none are.
         known: model instances of before, with what their work costs and takes: they are warmed and not measured.
         measuring: measures what a variant costs, or has it from before.
-        leave_out: told of a model that cannot be loaded or warmed, and why; None: that is a reason not to start.
+        leave_out: told of a model that cannot be loaded or warmed, and why; None: that is a reason not to start, and
+            to try again later.
         sandbox: what the workers' sandbox lacks, "" for nothing (`tidegate/workers/sandbox_check.py`); offered so.
     """
 
@@ -116,6 +118,8 @@ class PoolSupervisor:
         self._measuring = measuring
         self._load_priority = load_priority
         self._leave_out = leave_out
+        self._has_started = False  # some worker was warm with what is left
+        self._failed_last: Manifest | None = None  # since a worker was warm: at which model the last one was not
         self._loadables = tuple(loadables)
         self._scheduler = scheduler
         self._memory_limit = memory_limit
@@ -222,7 +226,7 @@ class PoolSupervisor:
         if not self.lanes:
             on_warming()
         await self._each(worker, self._warm)
-        self._leave_out = None  # what one worker can do, all can
+        self._has_started, self._failed_last = True, None
         self.load_s = clock.now() - began_at
         return loaded_s
 
@@ -233,13 +237,20 @@ class PoolSupervisor:
             try:
                 await step(worker, loadable)
             except (InternalError, OutOfMemory) as error:
-                if self._leave_out is None:
+                if not self._is_to_be_left_out(loadable.manifest):
                     raise
                 self._drop(loadable.manifest, error)
             except WorkerDied as error:
-                if self._leave_out is not None:
+                if self._is_to_be_left_out(loadable.manifest):
                     self._drop(loadable.manifest, error)
                 raise
+
+    def _is_to_be_left_out(self, manifest: Manifest) -> bool:
+        """Whether a model at which a worker could not start is had no longer. Takes note of it."""
+        if self._leave_out is None or not self._has_started:
+            return self._leave_out is not None
+        is_again, self._failed_last = manifest == self._failed_last, manifest
+        return is_again and self.state != "ready"
 
     def _drop(self, manifest: Manifest, error: ServeError) -> None:
         """Have a model no longer, in any variant, and tell of it."""
@@ -264,7 +275,7 @@ class PoolSupervisor:
     def _check_memory(self, limit_bytes: float, device: str) -> None:
         """Leave out what does not fit into the device's own memory, or raise StartError where nothing is left out."""
         check = partial(check_memory, workers=1, limit_bytes=limit_bytes, device=device)
-        if self._leave_out is None:
+        if self._leave_out is None or self._has_started:
             check(self._loadables)
             return
         for manifest, why in what_fits(self._loadables, check)[1]:

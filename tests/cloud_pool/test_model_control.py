@@ -352,6 +352,27 @@ async def test_a_fixed_model_that_was_missing_comes_later_beside_the_others(
     assert workers() == []
 
 
+async def test_a_fixed_model_that_is_damaged_meanwhile_does_not_keep_the_others_away(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(absent_models, "LOOK_S", 0.02)
+    artefact = root / "two" / "1" / TEXT.variants[0].artefact
+    right = artefact.read_bytes()
+    async with pool(root, tmp_path, model_control="none") as app, triton.InferenceServerClient(app.address) as client:
+        artefact.write_bytes(b"cut off")
+        await client.infer("two", tensors(3))  # from memory
+        (worker,) = workers()
+        worker.kill()
+        await until(lambda: [one.name for one in app.host.offers()] == ["one"] and app.host.ready())
+        assert (await client.infer("one", tensors(3))).as_numpy("sum").tolist() == [[3.0]]
+        assert "two:1" in (states := await index(client)) and "is not an ONNX model" in states["two:1"][1]
+        with pytest.raises(InferenceServerException, match="'two' is not served by pool/pool for now"):
+            await client.infer("two", tensors(3))
+        artefact.write_bytes(right)
+        await until(lambda: len(app.host.offers()) == 2)
+        assert (await client.infer("two", tensors(4))).as_numpy("sum").tolist() == [[4.0]]
+
+
 async def test_a_pool_with_fixed_models_does_not_start_without_one_that_is_named(root: Path, tmp_path: Path) -> None:
     (root / "two" / "1" / "model.yaml").write_text("name: [")
     with pytest.raises(RepositoryError, match="is not valid YAML"):

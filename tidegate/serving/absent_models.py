@@ -67,6 +67,7 @@ class AbsentModels:
         self._is_served = is_served
         self._on_change = on_change
         self._absent: dict[str, _Absence] = {}
+        self._some = asyncio.Event()  # are absent
         self._task = OwnedTask(self._run, name="absent models", crash_means="absent models are tried no more")
 
     def note(self, model: str, reason: str, *, stood_in: bool = False) -> None:
@@ -83,6 +84,7 @@ class AbsentModels:
         is_again = before is not None and before.files == files
         wait_s = min(2.0 * before.wait_s, LATEST_AGAIN_S) if before is not None and is_again else FIRST_AGAIN_S
         self._absent[model] = _Absence(reason, files, clock.now() + wait_s, wait_s)
+        self._some.set()
         words = "another generation of a model stands in for it" if stood_in else "a model is not served"
         log.error(words, model=model, reason=reason, again_in_s=wait_s)
 
@@ -92,15 +94,15 @@ class AbsentModels:
         return {model: one.reason for model, one in list(self._absent.items()) if not self._is_served(model)}
 
     def begin(self) -> None:
-        """Try them again from now on."""
-        if self._absent:
-            self._task.start()
+        """Try them again from now on, those too that are noted later."""
+        self._task.start()
 
     async def aclose(self) -> None:
         await self._task.aclose()
 
     async def _run(self) -> None:
-        while self._absent:
+        while True:
+            await self._some.wait()
             await clock.sleep(LOOK_S)
             for model, absence in list(self._absent.items()):
                 if self._is_served(model):
@@ -121,6 +123,8 @@ class AbsentModels:
             self._note(model, f"{type(error).__name__}: {error}", files)
             return
         self._absent.pop(model, None)
+        if not self._absent:
+            self._some.clear()
         log.info("a model that was absent is served", model=model)
         self._on_change()
 

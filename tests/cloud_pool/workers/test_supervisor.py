@@ -259,6 +259,40 @@ async def test_a_model_at_which_a_worker_dies_or_hangs_or_that_does_not_fit_is_l
 
 
 @on_virtual_time
+@pytest.mark.parametrize("leaves_out", [True, False])
+async def test_a_model_that_keeps_all_workers_from_starting_again_is_left_out_then(leaves_out: bool) -> None:
+    left, spoiled = list[str](), list[str]()
+
+    class SpoiledWorker(FakeWorker):
+        async def load(self, spec: EngineSpec) -> LoadResult:
+            if spec.key.partition(":")[0] in spoiled:
+                raise InternalError(f"the file of {spec.key} is cut")
+            return await super().load(spec)
+
+    two = [WorkerPlace("0"), WorkerPlace("1")]
+    async with pool(
+        named("cut"),
+        LOADABLE,
+        places=two,
+        leave_out=(lambda manifest, _: left.append(manifest.name)) if leaves_out else None,
+        make=lambda: SpoiledWorker(service_s=service_s),
+    ) as subject:
+        spoiled.append("cut")
+        subject.processes[0].kill("died")
+        await clock.sleep(600.0)
+        assert left == [] and subject.supervisor.state == "ready"  # the other one has it still
+        subject.processes[1].kill("died")
+        await settle(20)
+        await clock.sleep(600.0)
+        if not leaves_out:
+            assert subject.supervisor.state == "bad"
+            return
+        assert left == ["cut"] and list(subject.supervisor.lanes) == [LOADABLE.key]
+        assert [one.state for one in subject.supervisor.slots] == ["ready", "ready"]
+        assert await subject.answer() == 8.0
+
+
+@on_virtual_time
 async def test_a_worker_that_never_gets_warm_is_a_reason_not_to_start() -> None:
     with pytest.raises(StartError, match="hung for 30 s"):
         async with pool(service_s=lambda _: 1e9):

@@ -52,3 +52,25 @@ async def test_files_that_change_while_they_are_read_are_tried_again_and_soon(
         await absent.aclose()
     assert tries == 4 and absent.reasons == {}
     assert {one["again_in_s"] for one in logs if one["event"] == "a model is not served"} == {30.0}
+
+
+async def test_models_that_are_missed_later_are_tried_again_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(absent_models, "LOOK_S", 0.01)
+    monkeypatch.setattr(absent_models, "FIRST_AGAIN_S", 0.01)
+    came, tried = asyncio.Event(), list[str]()
+
+    async def bring(model: str) -> bool:
+        tried.append(model)
+        return True
+
+    absent = AbsentModels(tmp_path, bring=bring, is_served=lambda _: False, on_change=came.set)
+    absent.begin()
+    with capture_logs():
+        for model in ("double", "rounds"):
+            absent.note(model, "its file is cut")
+            await asyncio.wait_for(came.wait(), 20.0)
+            came.clear()
+    await absent.aclose()
+    assert tried == ["double", "rounds"] and absent.reasons == {}
