@@ -6,6 +6,7 @@ clipped by the one that asked it (`clipped_usage`), since tenants pay by these c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final, Literal, get_args
 
 import msgspec
@@ -27,6 +28,7 @@ SPENT: Final = "its tenant's tokens are used up"  # why a generation is cut that
 
 # A stop token, or max_tokens or the context; the others only from servers of other makers.
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
+_REASONS: Final = get_args(FinishReason)
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -77,14 +79,18 @@ def usage_of(response: InferResponse) -> Usage:
     """What an answer says it took. Raises BadAnswer."""
     said = response.parameters
     reason = said.get(FINISH_KEY)
-    if reason not in get_args(FinishReason):
-        raise BadAnswer(f"a generation that ended for {reason!r}: {' or '.join(get_args(FinishReason))} was expected")
-    counts = [said.get(key, 0) for key in (PROMPT_KEY, COMPLETION_KEY, CACHED_KEY, PREFILL_KEY, DECODE_KEY)]
-    whole = [one for one in counts if isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= _MOST]
-    if len(whole) != len(counts):
+    if reason not in _REASONS:
+        raise BadAnswer(f"a generation that ended for {reason!r}: {' or '.join(_REASONS)} was expected")
+    prompt, completion, cached = _count(said, PROMPT_KEY), _count(said, COMPLETION_KEY), _count(said, CACHED_KEY)
+    prefill_s, decode_s = _count(said, PREFILL_KEY) / 1e6, _count(said, DECODE_KEY) / 1e6
+    return Usage(reason, prompt, completion, cached, prefill_s, decode_s)  # type: ignore[arg-type]
+
+
+def _count(said: Mapping[str, Parameter], key: str) -> int:
+    count = said.get(key, 0)
+    if type(count) is not int or not 0 <= count <= _MOST:  # True is an int as well
         raise BadAnswer("a generation whose counts of tokens and microseconds cannot be read")
-    prompt, completion, cached, prefill_us, decode_us = whole
-    return Usage(reason, prompt, completion, cached, prefill_us / 1e6, decode_us / 1e6)  # type: ignore[arg-type]
+    return count
 
 
 def clipped_usage(

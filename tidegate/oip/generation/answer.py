@@ -101,9 +101,8 @@ class GenerationAnswer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._answering is not None:
-            stopped = self.usage is not None and self.reply is None
-            await cancel_and_wait(self._answering, why=STOPPED if stopped else None)
+        if self._answering is not None and self.reply is None:  # else it has ended
+            await cancel_and_wait(self._answering, why=None if self.usage is None else STOPPED)
 
     @property
     def words(self) -> dict[str, str]:

@@ -66,7 +66,8 @@ class EventStream:
 
     async def write(self, events: bytes) -> None:
         if not self._is_out:
-            await self._in_time(self._write_first(events))
+            first = self._write_first(events)
+            await (first if len(events) <= HELD_BYTES else self._in_time(first))
         elif not self.push(events):
             await self.drain()
 
