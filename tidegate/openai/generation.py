@@ -159,8 +159,10 @@ class GenerationRoutes:
         pieces: list[Piece],
     ) -> None:
         def push(pieces: list[Piece]) -> bool:
-            new_resumed = answer.new_resumed()
-            told = events.pieces(pieces)
+            given = pieces if called is None else called.read(pieces)
+            if not given:
+                return True
+            told, new_resumed = events.pieces(given), answer.new_resumed()
             return stream.push(resumed_comments(new_resumed) + told if new_resumed else told)
 
         written = events.opening()
@@ -168,7 +170,7 @@ class GenerationRoutes:
             while pieces:
                 await stream.write(written + resumed_comments(answer.new_resumed()) + events.pieces(pieces))
                 written = b""
-                while called is None and not await answer.hand_on(push):
+                while not await answer.hand_on(push):
                     await stream.drain()
                 pieces = await _take(answer, called)
         except ConnectionError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support.models.text_side import TEMPLATE, text_side_folder
 from tests.support.serving.oip_servers import Servers, serving
 from tests.support.serving.writing_host import WritingHost
-from tidegate.oip.generation.answer import Piece
+from tidegate.oip.generation.answer import GenerationAnswer, Piece
 from tidegate.openai.called_tools import CalledTools, tool_names
 
 TAGGED = TEMPLATE.replace("<tools>", "Call by <tool_call>JSON</tool_call>. <tools>")
@@ -70,6 +70,25 @@ async def test_calls_are_apart_from_the_text_whole_and_streamed(
     assert (streamed.message.content, streamed.finish_reason) == ("Let me see.", "tool_calls")
     assert calls_of(streamed.message) == [("tide_at", {"port": "Brest"}), ("moon", {})]
     assert last.usage is not None and last.usage.completion_tokens == made.usage.completion_tokens
+
+
+async def test_a_stream_with_tools_comes_token_by_token_and_wakes_its_front_at_the_beginning_and_the_end(
+    host: WritingHost, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.text, host.every_s = f"Let me see.\n{HIGH}", 0.001
+    takes, take = list[int](), CalledTools.take
+
+    def counted(self: CalledTools, answer: GenerationAnswer) -> Awaitable[list[Piece]]:
+        takes.append(1)
+        return take(self, answer)
+
+    monkeypatch.setattr(CalledTools, "take", counted)
+    stream = await client.chat.completions.create(**ASKED, stream=True)
+    parts = [chunk.choices[0].delta async for chunk in stream]
+    text = [part.content for part in parts if part.content]
+    assert ("".join(text), len(text) > 3) == ("Let me see.", True)
+    assert [part.tool_calls[0].function.name for part in parts if part.tool_calls] == ["tide_at"]
+    assert len(takes) <= 3
 
 
 async def test_an_answer_of_one_call_alone_has_no_content_and_goes_back_into_the_next_prompt(
