@@ -79,12 +79,15 @@ def convert_gguf(path: Path, folder: Path, progress: Progress) -> None:
 
 @contextmanager
 def _read_once() -> Iterator[None]:
-    """Within, transformers' tokenizer, configuration and weights share one reader: each would walk the file anew, which
-    at a hundred thousand words of a vocabulary is some seconds."""
+    """Within, transformers' tokenizer, configuration and weights share one reader and one table of names.
+
+    Each would walk the file anew, which at a hundred thousand words of a vocabulary is some seconds; and the table of
+    the names of all weights would be made for each module of the model, which is some seconds again.
+    """
     gguf: Any = importlib.import_module("gguf")
-    opened = gguf.GGUFReader
-    gguf.GGUFReader = functools.cache(opened)
+    opened, named = gguf.GGUFReader, gguf.get_tensor_name_map
+    gguf.GGUFReader, gguf.get_tensor_name_map = functools.cache(opened), functools.cache(named)
     try:
         yield
     finally:
-        gguf.GGUFReader = opened
+        gguf.GGUFReader, gguf.get_tensor_name_map = opened, named

