@@ -12,6 +12,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,7 @@ def roles() -> list[str]:
     return sorted(point.name for point in entry_points(group=GROUP))
 
 
+@cache  # finding it reads the metadata of every installed package, and an operator asks for each resource it judges
 def config_model(role: str) -> type[ProcessConfig]:
     """The configuration model of one process.
 

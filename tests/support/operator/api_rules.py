@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import cel
@@ -22,14 +23,24 @@ def refusals(resource: dict[str, Any], before: dict[str, Any] | None = None) -> 
     Args:
         before: the resource that it replaces.
     """
-    schema = schema_of(KIND_OF[resource["kind"]])
+    schema = kept_schema(resource["kind"])
     found = [f"unknown field {path}" for path in _unknown(schema, resource, "")]
-    validator = jsonschema.Draft202012Validator(_as_json_schema(schema))
-    found += [f"{one.json_path}: {one.message}" for one in validator.iter_errors(resource)]
+    found += [f"{one.json_path}: {one.message}" for one in _validator(resource["kind"]).iter_errors(resource)]
     if found:
         return found
     old = None if before is None else defaulted(schema, before)
     return list(_broken_rules(schema, defaulted(schema, resource), old, ""))
+
+
+@cache
+def kept_schema(kind: str) -> dict[str, Any]:
+    """The kind's schema, as a server keeps it that has been given the definition once. Nobody may change it."""
+    return schema_of(KIND_OF[kind])
+
+
+@cache
+def _validator(kind: str) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(_as_json_schema(kept_schema(kind)))
 
 
 def defaulted(schema: dict[str, Any], value: Any) -> Any:

@@ -19,12 +19,12 @@ from typing import Any, Self
 import kmock
 from kmock import KubernetesError, KubernetesScaffold, Request
 
-from tests.support.operator.api_rules import defaulted, refusals
+from tests.support.operator.api_rules import defaulted, kept_schema, refusals
 from tidegate import clock
 from tidegate.servers.cluster_access import ApiAddress
 from tidegate.testing.ports import free_port
 from tidegate.tools.operator.cluster_objects import _PLURALS as PLURALS
-from tidegate.tools.operator.definitions import API_VERSION, KIND_OF, schema_of
+from tidegate.tools.operator.definitions import API_VERSION, KIND_OF
 
 _REMEMBERED = 8  # requests: of those, nobody is still looked for
 
@@ -112,7 +112,7 @@ class OperatorCluster:
         plural = PLURALS[one["kind"]]
         key = (plural, "prod", one["metadata"]["name"])
         assert refusals(one, self.objects.get(key)) == []
-        full = defaulted(schema_of(KIND_OF[one["kind"]]), one)
+        full = defaulted(kept_schema(one["kind"]), one)
         before = self.objects.get(key, {"metadata": {}})
         return self._store(key, {**before, **full, "metadata": {**before["metadata"], **full["metadata"]}})
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from tests.support.operator.api_rules import defaulted, refusals
-from tidegate.tools.operator.definitions import API_VERSION, KIND_OF, schema_of
+from tests.support.operator.api_rules import defaulted, kept_schema, refusals
+from tidegate.tools.operator.definitions import API_VERSION
 from tidegate.tools.operator.rendering.objects import Object
 from tidegate.tools.operator.rendering.render import render
 from tidegate.tools.operator.resource import CustomResource
@@ -28,7 +28,7 @@ def body(kind: str, name: str, **spec: Any) -> Object:
 def stored(sent: Object) -> CustomResource:
     """A resource as the API server has it; it refuses none of these."""
     assert refusals(sent) == []
-    full = defaulted(schema_of(KIND_OF[sent["kind"]]), sent)
+    full = defaulted(kept_schema(sent["kind"]), sent)
     full["metadata"] = {"uid": f"uid-{sent['metadata']['name']}", "generation": 1, **full["metadata"]}
     return CustomResource.of(sent["kind"], full)
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.support.operator import definition_files
-from tests.support.operator.api_rules import defaulted, nodes, refusals
+from tests.support.operator.api_rules import defaulted, kept_schema, nodes, refusals
 from tidegate.tools.config_cli import config_model
 from tidegate.tools.operator.definitions import KIND_OF, KINDS, Kind, definition, schema_of
 from tidegate.tools.operator.rendering.render import render
@@ -147,7 +147,7 @@ def test_there_is_an_example_of_each_kind_and_each_is_taken() -> None:
     assert {one["kind"] for one in found} == set(KIND_OF)
     for one in found:
         assert refusals(one) == []
-        body = defaulted(schema_of(KIND_OF[one["kind"]]), one)
+        body = defaulted(kept_schema(one["kind"]), one)
         body["metadata"] |= {"namespace": "prod", "uid": "u"}
         parsed = CustomResource.of(one["kind"], body)
         assert (render(parsed, {}).objects != []) == (one["kind"] != "TidegateRollout")
