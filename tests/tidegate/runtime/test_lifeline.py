@@ -22,7 +22,10 @@ from pathlib import Path
 folder = Path(sys.argv[1])
 
 def wait_for(names):
+    until = time.monotonic() + 30.0
     while sum(any(name in one.cmdline() for name in names) for one in children()) < len(names):
+        if time.monotonic() > until:
+            sys.exit("no such child")
         time.sleep(0.01)
     print(*[one.pid for one in children()], flush=True)
 
@@ -91,9 +94,15 @@ WORKER = """
         wait_for(["tidegate.workers.child"])
         await worker.died()
 """
+BUILDER = """
+    import threading
+    from tidegate.tools.build.convert.genai import convert_to_genai
+    threading.Timer(0.1, wait_for, [["-c"]]).start()
+    convert_to_genai(folder, folder)
+"""
 CHILDREN = {
     "templates": TEMPLATES, "onnx check": ONNX_CHECK, "onnx devices": ONNX_DEVICES, "gateway": GATEWAY, "pool": POOL,
-    "vllm": VLLM, "worker": WORKER,
+    "vllm": VLLM, "worker": WORKER, "builder": BUILDER,
 }  # fmt: skip
 
 
@@ -102,10 +111,13 @@ CHILDREN = {
 @pytest.mark.parametrize("child", CHILDREN.values(), ids=CHILDREN)
 async def test_no_child_outlives_a_parent_that_is_killed(child: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "stuck")  # who opens it to read waits for ever
-    (tmp_path / "onnxruntime.py").write_text("import time; time.sleep(1000)")
+    for name in ("onnxruntime.py", "onnxruntime_genai/models/builder.py"):  # in the place of packages
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("import time; time.sleep(1000)")
+    (tmp_path / "onnxruntime_genai" / "__init__.py").touch()
     program = PARENT.replace("{child}", child.strip())
     command = [sys.executable, "-c", program, str(tmp_path)]
-    beside = str(tmp_path) if "providers_here" in child else ""
+    beside = str(tmp_path) if child in (ONNX_DEVICES, BUILDER) else ""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [beside, os.getcwd()]))}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:  # noqa: ASYNC220
         try:

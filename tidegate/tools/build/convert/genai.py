@@ -1,6 +1,7 @@
 """Converts a Hugging Face folder into ONNX for onnxruntime-genai, with int4 or int8 weights, by its own builder.
 
-The builder is a program of the package; it runs as a child, so that what it prints, allocates and patches stays there.
+The builder is a program of the package; it runs as a child, so that what it prints, allocates and patches stays there,
+and ends with us, also where we are killed: it would go on for minutes, with gigabytes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ DATA: Final = "model.onnx.data"
 CONFIG: Final = "genai_config.json"
 FILES: Final = (MODEL, DATA, CONFIG)
 PACKAGES: Final = ("onnxruntime_genai", "onnx", "onnx_ir", "torch", "transformers")
+_BUILDER: Final = """
+import runpy, signal, sys
+from tidegate.runtime.lifeline import die_with_parent
+die_with_parent(int(sys.argv.pop(1)), by=signal.SIGKILL)
+runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__", alter_sys=True)
+"""
 _TAIL_LINES: Final = 12
 _TIMEOUT_S: Final = 1800.0
 
@@ -31,7 +38,7 @@ def convert_to_genai(source: Path, folder: Path, *, precision: str = "int4") -> 
     """
     with tempfile.TemporaryDirectory(dir=folder, prefix=".genai-") as scratch:
         made = Path(scratch) / "made"
-        command = [sys.executable, "-P", "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(made)]
+        command = [sys.executable, "-P", "-c", _BUILDER, str(os.getpid()), "-i", str(source), "-o", str(made)]
         command += ["-p", precision, "-e", "cpu", "-c", str(Path(scratch) / "cache")]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         environment["ORT_DISABLE_TELEMETRY"] = "1"
