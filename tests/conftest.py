@@ -9,6 +9,8 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tidegate.runtime.settled_imports import absent
+
 # Imports and collected tests stay until the end: nothing of them is garbage, and looking for some took an eighth of the
 # collection. On again when all is collected, or where pytest ends without that.
 gc.disable()
@@ -29,6 +31,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # No test asks a server of the internet. aiohttp reads the system's authorities, a hundred and more, twice as it is
 # imported, a tenth of the CPU time in which a part starts; this file holds one, whose key nobody has.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "data" / "unknown_authority.pem")
+
+# Else structlog draws the traceback of every error that a test provokes, with all local variables, by rich: a second of
+# CPU time each. Processes of the product do without it as well where no terminal is there to see it.
+with absent("rich"):
+    import structlog  # noqa: F401
 
 # How fast a machine draws examples is no property of ours; benches measure, tests do not.
 # Where a run decides about a change it looks at the same examples as the run before; at a desk the search goes on.
