@@ -52,6 +52,7 @@ def ran(loaded: LoadedScenario, policy: str = "value", seed: int = 1) -> Run:
     return simulate(loaded, policy, seed)
 
 
+@pytest.mark.slow
 def test_every_request_ends_once_and_is_counted_with_its_tokens() -> None:
     run = ran(writers())  # `simulate` itself insists on the first
     generations = run.tally.generations
@@ -61,12 +62,14 @@ def test_every_request_ends_once_and_is_counted_with_its_tokens() -> None:
     assert generations.kept / generations.requests > 0.7
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run() -> None:
     one, other = ran(writers()), ran(writers())
     assert one.tally.generations.tokens_in_time == other.tally.generations.tokens_in_time
     assert one.events == other.events
 
 
+@pytest.mark.slow
 def test_a_batch_makes_each_token_slower() -> None:
     few = ran(writers(("rate: 2", "rate: 0.2")), "all-edge").tally.generations
     many = ran(writers(("rate: 2", "rate: 1.5")), "all-edge").tally.generations
@@ -74,6 +77,7 @@ def test_a_batch_makes_each_token_slower() -> None:
     assert many.each.quantile_s(0.5) > 2.0 * few.each.quantile_s(0.5)
 
 
+@pytest.mark.slow
 def test_a_link_that_stands_still_in_the_middle_of_a_stream_shows_as_a_gap() -> None:
     calm = ran(writers((", outages: {every_s: 20, for_s: 1.0, steady: true}", "")), "all-cloud").tally.generations
     broken = ran(writers(), "all-cloud").tally.generations
@@ -81,12 +85,14 @@ def test_a_link_that_stands_still_in_the_middle_of_a_stream_shows_as_a_gap() -> 
     assert broken.gaps.quantile_s(0.99) > 0.8
 
 
+@pytest.mark.slow
 def test_a_crash_ends_streams_and_nothing_is_lost() -> None:
     fault = "faults:\n  - {kind: crash, at_s: 20, for_s: 5, target: pool/card}\nclasses:"
     run = ran(writers(("classes:", fault)))
     assert run.tally.generations.requests == run.tally.all.arrivals
 
 
+@pytest.mark.slow
 def test_figures_have_goodput_and_tenths_of_claims() -> None:
     run = ran(writers())
     found = figures([run], load=1.0, rate=2.0)
@@ -135,6 +141,7 @@ def test_a_model_that_generates_nowhere_is_refused() -> None:
         parse(text, "test")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["talk_office", "agents_lte", "talk_far_pool"])
 def test_the_scenarios_that_come_along_run(name: str) -> None:
     loaded = load(name)
@@ -142,6 +149,7 @@ def test_the_scenarios_that_come_along_run(name: str) -> None:
     assert run.tally.generations.requests > 20
 
 
+@pytest.mark.slow
 def test_a_far_pool_goes_on_with_what_slow_devices_begin_and_no_token_is_lost() -> None:
     loaded = load("talk_far_pool")
     loaded = loaded.replaced(loaded.scenario.lasting(40.0))

@@ -155,6 +155,7 @@ def test_a_quota_over_four_gateways_skewed_ten_to_one_is_kept_within_a_fiftieth(
     assert of_small >= 45.0, "those of which little is asked get most of it"
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     skew=st.sampled_from([1.0, 2.0, 5.0, 10.0, 20.0, 30.0]),
@@ -285,6 +286,7 @@ def test_with_a_store_that_dies_no_more_than_a_fifth_over_the_quota_is_granted()
     assert 0.85 <= rate(served, 5.0, 15.0) / 100.0 <= 1.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forgets", [True, False])
 def test_a_store_that_comes_back_full_or_empty_lends_no_second_burst(forgets: bool) -> None:
     gateways = LeasingGateways(4, TenantSpec(tokens_per_s=6000.0))  # the burst is a minute's worth

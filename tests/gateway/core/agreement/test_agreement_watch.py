@@ -233,6 +233,7 @@ def answer_of(terms: AgreementTerms, score: float, apart: float) -> ShadowedAnsw
     return ShadowedAnswer(source(), "pool/main's fp32", score, terms, 2, "tokens", apart=apart)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stretch", [1400, 2000])
 @pytest.mark.parametrize(
     ("terms", "usual", "others", "fault"),
@@ -262,6 +263,7 @@ def test_one_outlier_after_inputs_that_were_others_for_a_day_accuses_nobody() ->
     assert spread(source(), CLASSES, watch, calm, 2000) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("terms", "usual", "fault", "found_within", "back_within"),
     [

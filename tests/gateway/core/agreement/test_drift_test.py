@@ -47,6 +47,7 @@ def test_evidence_begins_anew_with_each_score_so_that_a_long_good_life_delays_no
     assert test.evidence >= ALARM_AT
 
 
+@pytest.mark.slow
 def test_the_evidence_of_n_scores_whose_mean_is_on_the_limit_is_n_on_average() -> None:
     draw, count, lives = Random(5), 30, 20_000
     total = 0.0

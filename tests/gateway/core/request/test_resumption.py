@@ -363,6 +363,7 @@ class Life:
         assert self.machine.timer(self.now + 99.0) == self.machine.cancelled(self.now) == []
 
 
+@pytest.mark.slow
 def test_any_order_of_events_ends_an_answer_once_and_orphans_nothing() -> None:
     ends, resumed = dict[str, int](), 0
     for seed in range(3000):

@@ -12,6 +12,7 @@ from tidegate.outcome import BadAnswer
 LINES = st.text(st.characters(blacklist_characters="\r\n", blacklist_categories=("Cs",)), min_size=1, max_size=40)
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(LINES, min_size=1, max_size=3), max_size=8), st.data(), st.sampled_from(["\n", "\r\n"]))
 def test_events_are_the_same_wherever_their_bytes_are_cut(
     events: list[list[str]], data: st.DataObject, end: str

@@ -324,4 +324,4 @@ class AnyOrder(RuleBasedStateMachine):
         assert (wake_at is None) == (not self.waiting)
 
 
-TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder = pytest.mark.slow(AnyOrder.TestCase)

@@ -297,6 +297,7 @@ def test_a_list_that_is_none_is_refused(line: str, why: str) -> None:
         decode_sums(line.encode(errors="surrogateescape"))
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.from_regex(r"[a-z0-9_][a-z0-9._+~-]{0,20}", fullmatch=True),
                        st.from_regex(r"[0-9a-f]{64}", fullmatch=True), min_size=1, max_size=8))  # fmt: skip
 def test_a_list_reads_back_as_it_was_written(digests: dict[str, str]) -> None:
