@@ -16,9 +16,11 @@ The first round trips are often measured while one of the processes is still sta
 seen, which an idle link would need half a minute to unlearn. So, among the first 8, one that is four times as short as
 the estimate says that those before it were not the path's, and everything but the bandwidth begins anew with it.
 
-`path` knows the weather (`RttRegime`): while it is foul only round trips of the last 2 s count, since the calm ones
-speak of another link. Time on the wire is taken out of a round trip before it is kept (`s_per_byte`, learned from large
-bodies, both directions as one), so that a large body is not taken for jitter.
+`path` knows the weather (`link_weather.py`). Where slow round trips come in spells it is what comes after the last one,
+and after a silence, instead of the last 32 (`RttWeather`). Where that foretells nothing, but it is foul (`RttRegime`),
+only round trips of the last 2 s count, since the calm ones speak of another link. Time on the wire is taken out of a
+round trip before it is kept (`s_per_byte`, learned from large bodies, both directions as one), so that a large body is
+not taken for jitter.
 
 Trust is Bayes' rule on silence: an attempt waits for its ack, and nothing else came over this path either. A path that
 works is silent for so long with the chance that its sample has of longer round trips; a broken one always is. So 40 ms
@@ -46,7 +48,7 @@ from itertools import accumulate
 from math import exp, inf
 from typing import Final
 
-from gateway.core.estimate.change_point import RttRegime
+from gateway.core.estimate.link_weather import RttRegime, RttWeather
 from gateway.core.estimate.windowed_min import WindowedMin
 
 _MEAN_WEIGHT: Final = 1 / 8  # RFC 6298's alpha
@@ -58,6 +60,8 @@ _NEWEST: Final = 6  # count twice
 _YOUNG: Final = 8  # the first round trips of a link
 _FAR_OFF: Final = 4.0
 _UNSEEN: Final[tuple[float, ...]] = (1.2, 4.0)  # × the calm link
+_UNSEEN_SHARE: Final = 1 / 38  # as in a sample of 32, of which 6 count twice
+_FORESEEN_S: Final = 0.01  # a silence says more as it gets longer
 _FOUL_S: Final = 2.0  # what older round trips say is void while the weather is foul
 LARGE_BYTES: Final = 32 * 1024  # bodies from here on tell the bandwidth: below, jitter drowns it
 _BANDWIDTH_WEIGHT: Final = 0.2
@@ -84,7 +88,7 @@ class RttDistribution:
 
     __slots__ = ("_below", "_counts", "_up_to", "_weights", "median_s", "values_s")
 
-    def __init__(self, values_s: tuple[float, ...], counts: Sequence[int]) -> None:
+    def __init__(self, values_s: tuple[float, ...], counts: Sequence[float]) -> None:
         """Args: values_s: the round trips, shortest first. counts: how often each of them counts."""
         self.values_s = values_s
         self._counts = counts
@@ -209,6 +213,7 @@ class LinkEstimate:
         "_unaccepted",
         "_unanswered",
         "_values_s",
+        "_weather",
         "acknowledges",
         "jitter_s",
         "loss_ratio",
@@ -234,6 +239,7 @@ class LinkEstimate:
         self._numbers: list[int] = []  # ... and the number of each
         self._calm = WindowedMin(_MEMORY_S, prior_rtt_s)
         self._regime = RttRegime()
+        self._weather = RttWeather()
         self._path: RttDistribution | None = None
         self._path_until = 0.0  # when the kept path begins to say what is void
         self._unaccepted: dict[int, tuple[float, int, int]] = {}  # attempt → (sent at, bytes, their end), oldest first
@@ -271,6 +277,8 @@ class LinkEstimate:
             self._ring.clear()
             self._values_s.clear()
             self._numbers.clear()
+            self._weather = RttWeather()
+        self._weather.record(sample_s, now)
         self._smooth(sample_s, now, afresh=turned or settled or self.samples == 0)
         self._keep(sample_s, now)
         self._path = None
@@ -315,6 +323,8 @@ class LinkEstimate:
     def _sampled(self, now: float) -> RttDistribution:
         # Each request changes the sample of one path, so that this runs for each: the order is kept from one to the
         # next instead of being found anew, which took five times as long.
+        if self._weather.tells:
+            return self._foreseen(now)
         self._path_until = inf
         values_s, numbers = self._values_s.copy(), self._numbers
         if self._regime.is_degraded:
@@ -329,12 +339,23 @@ class LinkEstimate:
                 values_s = [value_s for value_s, number in zip(values_s, numbers, strict=True) if number >= first]
                 numbers = [number for number in numbers if number >= first]
         newest_from = self.samples - _NEWEST
-        counts = [2 if number >= newest_from else 1 for number in numbers]
+        counts = [2.0 if number >= newest_from else 1.0 for number in numbers]
+        return self._with_unseen(values_s, counts, 1.0)
+
+    def _foreseen(self, now: float) -> RttDistribution:
+        """The sample where the weather hangs together: what comes after the last round trip, and after a silence."""
+        self._path_until = now + _FORESEEN_S
+        silent_since = self.silent_since if self.acknowledges else None
+        silence_s = 0.0 if silent_since is None else now - silent_since - SLACK_S
+        values_s, shares = self._weather.sample(now, silence_s)
+        return self._with_unseen(values_s, shares, _UNSEEN_SHARE)
+
+    def _with_unseen(self, values_s: list[float], counts: list[float], unseen: float) -> RttDistribution:
         for times in _UNSEEN:
             value_s = self._calm.value * times
             place = bisect_left(values_s, value_s)
             values_s.insert(place, value_s)
-            counts.insert(place, 1)
+            counts.insert(place, unseen)
         return RttDistribution(tuple(values_s), counts)
 
     # acknowledgements
