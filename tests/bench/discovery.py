@@ -23,6 +23,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -242,6 +243,13 @@ async def ready_targets(session: aiohttp.ClientSession, admin: str) -> list[str]
         return sorted(one["id"] for one in (await response.json())["targets"] if one["state"] == "ready")
 
 
+async def all_ready(session: aiohttp.ClientSession, admin: str, names: Collection[str]) -> None:
+    """Wait until the gateway has reached those that were there before it: what is measured is what comes and goes."""
+    async with asyncio.timeout(30.0):
+        while not {f"pool/{name}" for name in names} <= set(await ready_targets(session, admin)):
+            await clock.sleep(0.05)
+
+
 async def measure(source: ListedPools, folder: Path, repeats: int, away_s: float) -> dict[str, Any]:
     """The seconds of each repeat, and what became of the requests."""
     async with AsyncExitStack() as stack:
@@ -253,6 +261,8 @@ async def measure(source: ListedPools, folder: Path, repeats: int, away_s: float
         source.list(stays)
         gateway = await start_gateway(stack, folder, source)
         session = await stack.enter_async_context(aiohttp.ClientSession())
+        admin = gateway.ready["addresses"]["admin"]
+        await all_ready(session, admin, stays)
         calls = SteadyCalls(session, gateway.ready["addresses"]["http"] + PATH)
         callers = await stack.enter_async_context(OwnedTask(calls.run, name="calls"))
         await clock.sleep(3.0)
@@ -263,7 +273,6 @@ async def measure(source: ListedPools, folder: Path, repeats: int, away_s: float
             last_s.append(went)
             print(f"  listed → first request {came:.2f} s, off the list → last new request {went:.2f} s", flush=True)
         await source.go_away()
-        admin = gateway.ready["addresses"]["admin"]
         least = await fewest_ready(session, admin, away_s)
         await source.come_back()
         least = min(least, await fewest_ready(session, admin, BACK_S))
