@@ -386,13 +386,18 @@ async def test_what_has_come_meanwhile_goes_in_one_write(servers: Servers, host:
     assert len(events(first)) >= 4
 
 
-async def raw_request(servers: Servers, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+OVER_OIP = "/v2/models/talker/generate_stream"
+
+
+async def raw_request(
+    servers: Servers, body: bytes, path: str = "/v1/completions"
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     name, _, port = servers.http.partition(":")
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the kernel reads for one that does not
     sock.connect((name, int(port)))
     reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     return reader, writer
 
@@ -410,6 +415,17 @@ async def test_a_caller_that_leaves_cancels_its_generation(servers: Servers, hos
     await asyncio.wait_for(host.cancelled.wait(), 5)
     assert host.written < 400
     await until(lambda: host.under_way == 0)
+
+
+async def test_a_caller_of_generate_stream_that_leaves_cancels_its_generation(
+    servers: Servers, host: WritingHost
+) -> None:
+    host.ids, host.every_s = (100,) * 400, 0.01
+    reader, writer = await raw_request(servers, b'{"text_input": "a", "max_tokens": 400}', OVER_OIP)
+    assert await reader.readuntil(b"data: ")
+    writer.transport.abort()
+    await asyncio.wait_for(host.cancelled.wait(), 5)
+    assert host.written < 400
 
 
 async def test_a_caller_that_leaves_before_the_first_token_cancels_too(servers: Servers, host: WritingHost) -> None:
@@ -435,13 +451,15 @@ async def test_a_caller_of_an_older_http_gets_the_same_events_without_chunks(
 
 
 @pytest.mark.slow
-async def test_a_caller_that_reads_nothing_pauses_its_generation_and_is_disconnected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/v1/completions", OVER_OIP])
+async def test_a_caller_that_reads_nothing_pauses_its_generation_and_is_disconnected(tmp_path: Path, path: str) -> None:
     manifest = text_side_folder(tmp_path, context=2**18)
     host = WritingHost(manifest)
     host.ids, host.batch = tuple(host.tokenizer.encode("the").ids) * 60_000, 64
-    asked = json.dumps({"model": "talker", "prompt": "a", "stream": True, "max_tokens": 60_000}).encode()
+    prompt = {"text_input": "a"} if path == OVER_OIP else {"model": "talker", "prompt": "a", "stream": True}
+    asked = json.dumps({**prompt, "max_tokens": 60_000}).encode()
     async with serving(host, tmp_path, body_limits=BodyLimits(stall_s=0.3)) as servers:
-        _, writer = await raw_request(servers, asked)
+        _, writer = await raw_request(servers, asked, path)
         await asyncio.wait_for(host.cancelled.wait(), 20)
         assert host.written < 10_000
         await until(lambda: host.under_way == 0)
@@ -491,7 +509,7 @@ class LapsingGuard(OpenGuard):
         yield self.followed[-1]
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v2/models/talker/generate_stream"])
+@pytest.mark.parametrize("path", ["/v1/completions", OVER_OIP])
 async def test_a_stream_ends_with_its_credential(folder: Path, host: WritingHost, path: str) -> None:
     host.ids, host.every_s = tuple(host.tokenizer.encode("the").ids) * 400, 0.005
     guard = LapsingGuard(host)

@@ -26,6 +26,7 @@ from tidegate.generate.text.text_side import TextSides
 from tidegate.oip.body_budget import BodyLimits, BodyMemory
 from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.content_limits import ContentLimits
+from tidegate.oip.generation.answer import Piece
 from tidegate.oip.generation.bounds import generative_of
 from tidegate.oip.generation.oip_generation import STOP_KEY, OipGeneration, checked_stop
 from tidegate.oip.guard import Guard
@@ -97,12 +98,7 @@ class GenerateRoutes:
             try:
                 with answer.follow(self._guard, credentials_over_http(request, PROTOCOL)):
                     await events.begin(words)
-                    while pieces:
-                        said = [_event(_fields(generation.response([one]))) for one in pieces]
-                        await events.write(resumed_comments(answer.new_resumed()) + b"".join(said))
-                        pieces = await answer.take()
-                    last = generation.response([], answer.usage)
-                    await events.write(resumed_comments(answer.new_resumed()) + _event(_fields(last, answer.words)))
+                    await _write(events, generation, pieces)
                     await events.end()
             except ConnectionError:  # the caller has left: leaving `answer` cancels what is under way
                 pass
@@ -133,6 +129,23 @@ class GenerateRoutes:
                 self._on_refused(PROTOCOL, name, error)
             raise
         return generation, headers
+
+
+async def _write(events: EventStream, generation: OipGeneration, pieces: list[Piece]) -> None:
+    answer = generation.answer
+
+    def told(new: list[Piece]) -> bytes:
+        said = b"".join([_event(_fields(generation.response([one]))) for one in new])
+        new_resumed = answer.new_resumed()
+        return resumed_comments(new_resumed) + said if new_resumed else said
+
+    while pieces:
+        await events.write(told(pieces))
+        while not await answer.hand_on(lambda new: events.push(told(new))):
+            await events.drain()
+        pieces = await answer.take()
+    last = generation.response([], answer.usage)
+    await events.write(resumed_comments(answer.new_resumed()) + _event(_fields(last, answer.words)))
 
 
 async def _break_off(events: EventStream, error: Exception) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import queue
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.support.models.text_side import text_side_folder
 from tests.support.serving.host import minilm
 from tests.support.serving.oip_servers import Servers, serving
 from tests.support.serving.writing_host import WritingHost, until
+from tidegate.oip.generation.answer import GenerationAnswer, Piece
 from tidegate.outcome import NothingAlive, Unreachable
 
 
@@ -89,6 +90,24 @@ async def test_generate_stream_gives_an_event_a_token_and_one_that_ends_them(
     assert [part["text_output"] for part in parts] == [host.tokenizer.decode([id]) for id in ids]
     assert [part["output_ids"] for part in parts] == [[id] for id in ids]
     assert (last["text_output"], last["finish_reason"], last["completion_tokens"]) == ("", "length", 3)
+
+
+async def test_generate_stream_comes_token_by_token_and_wakes_its_front_at_the_beginning_and_the_end(
+    servers: Servers, host: WritingHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.every_s = 0.001
+    takes, take = list[int](), GenerationAnswer.take
+
+    def counted(self: GenerationAnswer) -> Awaitable[list[Piece]]:
+        takes.append(1)
+        return take(self)
+
+    monkeypatch.setattr(GenerationAnswer, "take", counted)
+    _, body = await generate(servers, {"text_input": "the moon"}, "generate_stream")
+    *parts, last = events(body)
+    assert "".join([part["text_output"] for part in parts]) == host.text
+    assert (len(parts) > 3, last["finish_reason"]) == (True, "stop")
+    assert len(takes) <= 3
 
 
 async def test_stop_strings_end_a_generation(servers: Servers, host: WritingHost) -> None:
