@@ -54,7 +54,7 @@ _PRIOR: Final = 4.0  # a
 _LEAST: Final = 16  # round trips before a chain says anything
 _GAIN: Final = 0.02  # nats: less is as well foretold by the shares
 _GAIN_OVER: Final = 100  # round trips
-_UNSEEN_COUNT: Final = 0.5  # of each kind, in the shares
+_UNSEEN: Final = 0.5  # of each kind, in the shares
 _RISING: Final = 0.01  # a second, of the shortest round trip: a path that got longer is known again in a minute
 _FADES_S: Final = 2.0
 _STILL: Final = 0.1  # of a round trip: what is longer than the longest that was kept
@@ -82,30 +82,23 @@ class RttRegime:
 
 
 class _RecentKinds:
-    """How often each kind came lately: the newest counts 1, one that is `memory` older 1 / e."""
+    """How often each kind came lately, in units of `newest`: one that is `memory` older counts 1 / e of it."""
 
-    __slots__ = ("_counts", "_growth", "_newest", "_total")
+    __slots__ = ("_growth", "counts", "newest", "total")
 
     def __init__(self, memory: float) -> None:
-        self._counts = [0.0] * _KINDS
-        self._total = 0.0
-        self._newest = 1.0  # grows instead of all others shrinking
+        self.counts = [0.0] * _KINDS
+        self.total = 0.0
+        self.newest = 1.0  # grows instead of all others shrinking
         self._growth = 1.0 / (1.0 - 1.0 / memory)
 
     def add(self, kind: int) -> None:
-        self._newest = newest = self._newest * self._growth
-        self._counts[kind] += newest
-        self._total += newest
+        self.newest = newest = self.newest * self._growth
+        self.counts[kind] += newest
+        self.total += newest
         if newest > _HIGHEST:
-            self._counts = [one / newest for one in self._counts]
-            self._total, self._newest = self._total / newest, 1.0
-
-    def of(self, kind: int) -> float:
-        return self._counts[kind] / self._newest
-
-    @property
-    def all(self) -> float:
-        return self._total / self._newest
+            self.counts = [one / newest for one in self.counts]
+            self.total, self.newest = self.total / newest, 1.0
 
 
 class RttWeather:
@@ -125,37 +118,40 @@ class RttWeather:
         self._rows: list[_RecentKinds | None] = [None] * _KINDS  # what came after each kind
         self._kept: list[list[float]] = [[] for _ in range(_KINDS)]
 
+    # Both run for each request, so what is short is spelled out: a call for each kind cost as much as all else here.
+
     def record(self, rtt_s: float, now: float) -> None:
         """Learn from one round trip, in seconds."""
-        if not self._seen:
-            self._floor_s = rtt_s
-        else:
-            since_s = now - self._at
-            risen_s = self._floor_s * (1.0 + _RISING * since_s)
-            self._floor_s = rtt_s if rtt_s < risen_s else risen_s
-        kind = self._kind(rtt_s)
-        if self._seen:
-            self._follow(kind, since_s)
+        seen, since_s = self._seen, now - self._at
+        risen_s = self._floor_s * (1.0 + _RISING * since_s)
+        self._floor_s = floor_s = rtt_s if rtt_s < risen_s or not seen else risen_s
+        kind = int(_PER_OCTAVE * log((rtt_s + _TIMER_S) / (floor_s + _TIMER_S)))
+        if kind >= _KINDS:
+            kind = _KINDS - 1
+        if seen:
+            self._follow(kind, seen)
+            self._gap_s += (0.1 if seen > 1 else 1.0) * (since_s - self._gap_s)
         self._shares.add(kind)
         self._last, self._at = kind, now
-        self._seen += 1
+        self._seen = seen + 1
         kept = self._kept[kind]
         kept.append(rtt_s)
         if len(kept) > _KEPT:
             del kept[0]
 
-    def _follow(self, kind: int, since_s: float) -> None:
+    def _follow(self, kind: int, seen: int) -> None:
         """One of this kind came after the last one."""
-        last, seen = self._last, self._seen
-        row = self._rows[last]
-        weight = 1.0 / (seen if seen < _GAIN_OVER else _GAIN_OVER)
-        share = self._share(kind)
-        self.gain += weight * (log(self._after(row, kind, share) / share) - self.gain)
-        self.tells = self.gain > _GAIN and seen >= _LEAST
+        last, shares, row = self._last, self._shares, self._rows[self._last]
+        share = (shares.counts[kind] / shares.newest + _UNSEEN) / (shares.total / shares.newest + _UNSEEN * _KINDS)
+        prior = 0.5 * ((kind == last) + share)
         if row is None:
+            foretold = prior
             row = self._rows[last] = _RecentKinds(_ROW)
+        else:
+            foretold = (row.counts[kind] / row.newest + _PRIOR * prior) / (row.total / row.newest + _PRIOR)
+        self.gain += (log(foretold / share) - self.gain) / (seen if seen < _GAIN_OVER else _GAIN_OVER)
+        self.tells = self.gain > _GAIN and seen >= _LEAST
         row.add(kind)
-        self._gap_s += (0.1 if seen > 1 else 1.0) * (since_s - self._gap_s)
 
     def sample(self, now: float, silence_s: float = 0.0) -> tuple[list[float], list[float]]:
         """What the next round trip may be, shortest first, and the share of each.
@@ -163,35 +159,32 @@ class RttWeather:
         Args:
             silence_s: for which an answer has been due, and nothing came.
         """
-        row = self._rows[self._last]
-        sure = exp(-max(0.0, now - self._at - 2.0 * self._gap_s) / _FADES_S)
+        last, shares, row = self._last, self._shares, self._rows[self._last]
+        late_s = now - self._at - 2.0 * self._gap_s
+        sure = exp(-late_s / _FADES_S) if late_s > 0.0 else 1.0
+        all_shares = shares.total / shares.newest + _UNSEEN * _KINDS
+        in_row = _PRIOR if row is None else row.total / row.newest + _PRIOR
         found: list[tuple[float, float]] = []
+        total = 0.0
         for kind, kept in enumerate(self._kept):
             if not kept:
                 continue
-            share = self._share(kind)
-            share += sure * (self._after(row, kind, share) - share)
+            share = (shares.counts[kind] / shares.newest + _UNSEEN) / all_shares
+            after = _PRIOR * 0.5 * ((kind == last) + share)
+            if row is not None:
+                after += row.counts[kind] / row.newest
+            share += sure * (after / in_row - share)
             if silence_s > 0.0:
-                longer = sum([1 for one in kept if one > silence_s])
+                longer = 0
+                for one in kept:
+                    longer += one > silence_s
                 share *= (longer + _STILL) / (len(kept) + _STILL)
+            total += share
             share /= len(kept)
-            found += [(one, share) for one in kept]
+            for one in kept:
+                found.append((one, share))  # a comprehension is a call
         found.sort()
-        total = sum([share for _, share in found])
         return [one for one, _ in found], [share / total for _, share in found]
-
-    def _kind(self, rtt_s: float) -> int:
-        kind = int(_PER_OCTAVE * log((rtt_s + _TIMER_S) / (self._floor_s + _TIMER_S)))
-        return kind if kind < _KINDS else _KINDS - 1
-
-    def _share(self, kind: int) -> float:
-        shares = self._shares
-        return (shares.of(kind) + _UNSEEN_COUNT) / (shares.all + _UNSEEN_COUNT * _KINDS)
-
-    def _after(self, row: _RecentKinds | None, kind: int, share: float) -> float:
-        """The chance that this kind comes after the last one, whose row it is."""
-        prior = _PRIOR * 0.5 * ((kind == self._last) + share)
-        return prior / _PRIOR if row is None else (row.of(kind) + prior) / (row.all + _PRIOR)
 
     def __repr__(self) -> str:
         return f"<RttWeather {'tells' if self.tells else 'does not tell'}, {self.gain:.2f} nats of {self._seen}>"
