@@ -17,10 +17,10 @@ seen, which an idle link would need half a minute to unlearn. So, among the firs
 the estimate says that those before it were not the path's, and everything but the bandwidth begins anew with it.
 
 `path` knows the weather (`link_weather.py`). Where slow round trips come in spells it is what comes after the last one,
-and after a silence, instead of the last 32 (`RttWeather`). Where that foretells nothing, but it is foul (`RttRegime`),
-only round trips of the last 2 s count, since the calm ones speak of another link. Time on the wire is taken out of a
-round trip before it is kept (`s_per_byte`, learned from large bodies, both directions as one), so that a large body is
-not taken for jitter.
+and after a silence, instead of the last 32 (`RttWeather`); `trust` stays with those, since a spell would excuse each
+silence. Where nothing is foretold, but it is foul (`RttRegime`), only round trips of the last 2 s count: the calm ones
+speak of another link. Time on the wire is taken out of a round trip before it is kept (`s_per_byte`, learned from large
+bodies, both directions as one), so that a large body is not taken for jitter.
 
 Trust is Bayes' rule on silence: an attempt waits for its ack, and nothing else came over this path either. A path that
 works is silent for so long with the chance that its sample has of longer round trips; a broken one always is. So 40 ms
@@ -61,7 +61,7 @@ _YOUNG: Final = 8  # the first round trips of a link
 _FAR_OFF: Final = 4.0
 _UNSEEN: Final[tuple[float, ...]] = (1.2, 4.0)  # × the calm link
 _UNSEEN_SHARE: Final = 1 / 38  # as in a sample of 32, of which 6 count twice
-_FORESEEN_S: Final = 0.01  # a silence says more as it gets longer
+_FORETOLD_S: Final = 0.01  # a silence says more as it gets longer
 _FOUL_S: Final = 2.0  # what older round trips say is void while the weather is foul
 LARGE_BYTES: Final = 32 * 1024  # bodies from here on tell the bandwidth: below, jitter drowns it
 _BANDWIDTH_WEIGHT: Final = 0.2
@@ -202,9 +202,9 @@ class LinkEstimate:
 
     __slots__ = (
         "_calm",
+        "_foretold",
+        "_foretold_until",
         "_numbers",
-        "_path",
-        "_path_until",
         "_regime",
         "_ring",
         "_sampled_at",
@@ -212,6 +212,8 @@ class LinkEstimate:
         "_seems_mute_since",
         "_unaccepted",
         "_unanswered",
+        "_usual",
+        "_usual_until",
         "_values_s",
         "_weather",
         "acknowledges",
@@ -240,8 +242,10 @@ class LinkEstimate:
         self._calm = WindowedMin(_MEMORY_S, prior_rtt_s)
         self._regime = RttRegime()
         self._weather = RttWeather()
-        self._path: RttDistribution | None = None
-        self._path_until = 0.0  # when the kept path begins to say what is void
+        self._usual: RttDistribution | None = None
+        self._usual_until = 0.0  # when what is kept begins to say what is void
+        self._foretold: RttDistribution | None = None
+        self._foretold_until = 0.0  # likewise
         self._unaccepted: dict[int, tuple[float, int, int]] = {}  # attempt → (sent at, bytes, their end), oldest first
         self._seems_mute_since: float | None = None  # the first look that found it so
         self._seems_lost_since: float | None = None  # likewise
@@ -281,7 +285,7 @@ class LinkEstimate:
         self._weather.record(sample_s, now)
         self._smooth(sample_s, now, afresh=turned or settled or self.samples == 0)
         self._keep(sample_s, now)
-        self._path = None
+        self._usual = self._foretold = None
         self._sampled_at = now
         self.samples += 1
 
@@ -305,10 +309,18 @@ class LinkEstimate:
     # the sample
 
     def path(self, now: float) -> RttDistribution:
-        """The round trips that count now. The same object until something changes: keep it to explain later."""
-        if self._path is None or now >= self._path_until:
-            self._path = self._sampled(now)
-        return self._path
+        """The round trips to reckon with now. The same object until something changes: keep it to explain later."""
+        if not self._weather.tells:
+            return self.usual(now)
+        if self._foretold is None or now >= self._foretold_until:
+            self._foretold, self._foretold_until = self._after_the_last(now), now + _FORETOLD_S
+        return self._foretold
+
+    def usual(self, now: float) -> RttDistribution:
+        """The last round trips: what a silence is held against, which a spell of slow ones would excuse."""
+        if self._usual is None or now >= self._usual_until:
+            self._usual = self._sampled(now)
+        return self._usual
 
     def _keep(self, sample_s: float, now: float) -> None:
         """Put a round trip into the sample, in place of the oldest one once there are `_RING`."""
@@ -323,9 +335,7 @@ class LinkEstimate:
     def _sampled(self, now: float) -> RttDistribution:
         # Each request changes the sample of one path, so that this runs for each: the order is kept from one to the
         # next instead of being found anew, which took five times as long.
-        if self._weather.tells:
-            return self._foreseen(now)
-        self._path_until = inf
+        self._usual_until = inf
         values_s, numbers = self._values_s.copy(), self._numbers
         if self._regime.is_degraded:
             # The newest always counts: of nothing at all even a stale word is more.
@@ -333,7 +343,7 @@ class LinkEstimate:
             if oldest[0] <= now - _FOUL_S:
                 oldest = next((one for one in self._ring if one[0] > now - _FOUL_S), newest)
             if oldest is not newest:
-                self._path_until = max(now, oldest[0] + _FOUL_S)
+                self._usual_until = max(now, oldest[0] + _FOUL_S)
             if oldest is not self._ring[0]:
                 first = oldest[2]
                 values_s = [value_s for value_s, number in zip(values_s, numbers, strict=True) if number >= first]
@@ -342,9 +352,8 @@ class LinkEstimate:
         counts = [2.0 if number >= newest_from else 1.0 for number in numbers]
         return self._with_unseen(values_s, counts, 1.0)
 
-    def _foreseen(self, now: float) -> RttDistribution:
+    def _after_the_last(self, now: float) -> RttDistribution:
         """The sample where the weather hangs together: what comes after the last round trip, and after a silence."""
-        self._path_until = now + _FORESEEN_S
         silent_since = self.silent_since if self.acknowledges else None
         silence_s = 0.0 if silent_since is None else now - silent_since - SLACK_S
         values_s, shares = self._weather.sample(now, silence_s)
@@ -429,7 +438,7 @@ class LinkEstimate:
 
     def patience_s(self, now: float) -> float:
         """How long an ack may take until its absence is held against the path's health (`breaker`)."""
-        return _PATIENCE * self.path(now).median_s + _PATIENCE_S
+        return _PATIENCE * self.usual(now).median_s + _PATIENCE_S
 
     def trust(self, now: float) -> float:
         """How far to believe that the path works now."""
@@ -444,7 +453,7 @@ class LinkEstimate:
         """
         if silence_s <= SLACK_S:
             return 1.0
-        slower = self.path(now).slower_than(silence_s - SLACK_S)
+        slower = self.usual(now).slower_than(silence_s - SLACK_S)
         return 1.0 if slower >= _NOT_UNUSUAL else slower / (slower + BROKEN)
 
     @property
