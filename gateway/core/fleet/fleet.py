@@ -411,9 +411,10 @@ class Fleet:
     # degradation
 
     def without_hedging(self, others: set[str]) -> set[str]:
-        """`others`, and those that hedges should not go to, unless no other target would be left."""
+        """`others`, and those that hedges should not go to, unless no other target that works would be left."""
         avoided = others | self.unhedged
-        return avoided if len(avoided) < len(self.targets) else others
+        is_left = any(one.up and not one.ejected for one in self.targets.values() if one.id not in avoided)
+        return avoided if is_left else others
 
     def _look(self, target: TargetView, rtt_s: float, now: float) -> None:
         """With every heartbeat: look for conditions of the target."""

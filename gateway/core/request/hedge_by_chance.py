@@ -51,7 +51,7 @@ from gateway.core.estimate.calibration import apply_curve
 from gateway.core.estimate.conformal import NORMAL
 from gateway.core.estimate.link_estimate import BROKEN, LOST, SLACK_S
 from gateway.core.estimate.token_calibration import TokenClaim
-from gateway.core.fleet.target import TargetSpec
+from gateway.core.fleet.target import TargetSpec, TargetView
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.completion import CompletionTime, chance_after_silence
 from gateway.core.placement.placer import Candidate, Decision
@@ -69,6 +69,8 @@ _DOUBTFUL: Final = 0.9  # claims below this are looked after at once
 _SUREST: Final = 0.995  # something is always lost: a chance of 1 would be waited for to the end
 _USUAL_ACK: Final = 0.9  # of acks are here by the first look
 _HOPELESS: Final = 0.3  # a promise that leaves less than this is taken for a refusal
+# Of an answer that is promised for later: its target may have stalled meanwhile, which others' answers show.
+_STALLS_WITHIN_S: Final = 0.3
 _LOOKS: Final = 8  # instants at which the crossing is sought in the time that is left
 
 
@@ -116,7 +118,9 @@ class ChanceHedging:
             if len(tiers) > 1:
                 return ()
             same.update(target.id for target in fleet.targets.values() if target.spec.tier in tiers)
-        return fleet.without_hedging(same) if fleet.unhedged else same
+        if not fleet.unhedged or _may_have_to_move(tried[-1].offered.target):
+            return same
+        return fleet.without_hedging(same)
 
     def first_look(self, ask: Ask, chosen: Candidate, other: Candidate, now: float) -> float | None:
         link = chosen.offered.target.link
@@ -146,11 +150,11 @@ class ChanceHedging:
         takes = _completion_of_pending(watched, ask, now)
         if self._left(ask, watched, takes, first_due(watched.candidate, ask, now), now) < _DOUBTFUL:
             return now
-        overdue_at = _promised_at(watched, watched.promised_at) + shown_margin_s(watched.candidate)
-        if watched.other is None:
-            return overdue_at
-        last = _last_useful(watched.other, first_due(watched.other, ask, now))
-        return last if now + SOONEST_S < last < overdue_at else overdue_at  # as the first look: while there is a choice
+        look_at = _promised_at(watched, watched.promised_at) + shown_margin_s(watched.candidate)
+        if watched.other is not None:
+            last = _last_useful(watched.other, first_due(watched.other, ask, now))
+            look_at = last if now + SOONEST_S < last < look_at else look_at  # as the first look: while there is a choice
+        return min(look_at, now + _STALLS_WITHIN_S)
 
     def overdue(self, watched: PendingAttempt, now: float) -> None:
         watched.candidate.offered.target.siblings.owes(now)
@@ -295,6 +299,11 @@ def failure_domain(spec: TargetSpec) -> str:
     """What fails together: targets on one machine. On loopback, or without a port, each is its own."""
     host = spec.address.rpartition(":")[0].strip("[]")
     return spec.id if host in ("", "localhost", "::1") or host.startswith("127.") else host
+
+
+def _may_have_to_move(target: TargetView) -> bool:
+    """Whether what is under way there may have to leave it: that is no hedge, and goes wherever it is answered."""
+    return target.ejected or target.link.silent_since is not None or bool(target.siblings.stalls)
 
 
 def shown_in_s(candidate: Candidate) -> float:

@@ -383,6 +383,28 @@ def test_hedges_stay_away_from_a_queue_that_builds_up_while_somebody_else_is_the
     assert fleet.unhedged == set()
 
 
+def test_a_request_that_may_have_to_leave_its_target_goes_also_where_hedges_do_not() -> None:
+    fleet, target = two_edges()
+    crossing = ChanceHedging(UtilityPlacer(fleet))
+    first = UtilityPlacer(fleet).decide(ask(), NOW, ["edge/a", "pool/p"]).chosen
+    assert first is not None
+    at = build_up(fleet, target)
+    own = first.offered.target
+    own.breaker.trip("it promised answers and gave none", at, 0.5)
+    own.ejected = True
+    assert sorted(crossing.avoid([first])) == ["edge/b"]
+
+
+def test_hedges_go_where_they_should_not_before_they_go_nowhere() -> None:
+    fleet, target = two_edges()
+    crossing = ChanceHedging(UtilityPlacer(fleet))
+    first = UtilityPlacer(fleet).decide(ask(), NOW, ["edge/a", "pool/p"]).chosen
+    assert first is not None
+    build_up(fleet, target)
+    fleet.targets["pool/p"].ejected = True
+    assert sorted(crossing.avoid([first])) == ["edge/b"], "the only other one does not work"
+
+
 def test_failures_through_the_evidence_keep_hedges_away_and_a_new_process_is_given_a_chance() -> None:
     fleet, target = two_edges()
     chosen = UtilityPlacer(fleet).decide(ask(), NOW, ["edge/b", "pool/p"]).chosen

@@ -12,7 +12,7 @@ from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.hedge_by_chance import MIN_GAIN, MOST_GAIN, SOONEST_S, ChanceHedging, failure_domain
-from gateway.core.request.hedging import CUT_OFF, HOPELESS, DeadlineHedging, Hedge, PendingAttempt
+from gateway.core.request.hedging import CUT_OFF, HOPELESS, STALLED, DeadlineHedging, Hedge, PendingAttempt
 from tests.support.gateway.crossing import Scene, edge_and_pool
 from tests.support.gateway.fleets import NOW, ask, variant
 
@@ -242,8 +242,22 @@ def test_a_look_that_comes_too_late_for_the_other_is_brought_forward_or_left_out
 def test_an_ack_with_a_doubtful_promise_is_looked_after_at_once(promised_in_s: float, at_once: bool) -> None:
     scene = edge_and_pool()
     watched = PendingAttempt(scene.first, NOW, NOW + promised_in_s)
-    later = watched.promised_at + scene.first.margin_s  # type: ignore[operator]
+    overdue_at = watched.promised_at + scene.first.margin_s  # type: ignore[operator]
+    later = min(overdue_at, NOW + 0.010 + 0.3)
     assert scene.crossing.second_look(scene.ask, watched, NOW + 0.010) == (NOW + 0.010 if at_once else later)
+
+
+def test_an_answer_that_is_promised_for_much_later_moves_once_its_target_has_stalled() -> None:
+    scene = edge_and_pool()
+    target, watched = scene.fleet.targets["edge/a"], PendingAttempt(scene.first, NOW, NOW + 0.7)
+    target.progress.due(1, NOW, NOW)  # another one, which it owes
+    for look_ms in range(0, 240, 20):
+        target.takes(NOW + look_ms / 1e3)
+    look_at = scene.crossing.second_look(scene.ask, watched, NOW + 0.010)
+    assert look_at is not None
+    assert look_at < NOW + 0.35, "long before it is overdue itself"
+    decision = scene.elsewhere(look_at)
+    assert scene.crossing.plan(scene.ask, watched, decision, look_at) == Hedge(look_at, instead=STALLED)
 
 
 def test_without_chances_a_promise_is_believed() -> None:
