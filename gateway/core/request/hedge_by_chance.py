@@ -153,7 +153,8 @@ class ChanceHedging:
         look_at = _promised_at(watched, watched.promised_at) + shown_margin_s(watched.candidate)
         if watched.other is not None:
             last = _last_useful(watched.other, first_due(watched.other, ask, now))
-            look_at = last if now + SOONEST_S < last < look_at else look_at  # as the first look: while there is a choice
+            # As the first look: while there is a choice.
+            look_at = last if now + SOONEST_S < last < look_at else look_at
         return min(look_at, now + _STALLS_WITHIN_S)
 
     def overdue(self, watched: PendingAttempt, now: float) -> None:
