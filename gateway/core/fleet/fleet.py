@@ -327,6 +327,8 @@ class Fleet:
             self._act(target)
         if new_process and self._is_settled(now):
             target.warm_up(now)
+        if not (new_process or target.up):
+            target.progress.path_is_back(now)
         target.link.heard(now)
         self._unattest(target)
         target.up, target.tried, target.reason, target.since, target.epoch = True, True, "", now, epoch
@@ -445,7 +447,7 @@ class Fleet:
     def _renew(self, target: TargetView, *, breaker: bool) -> None:
         """Forget what failed before: on the path, and with `breaker` in the process as well."""
         target.path_breaker.retire()
-        target.path_breaker = Breaker(on_move=partial(self._moved, target))
+        target.path_breaker = Breaker(on_move=partial(self._path_moved, target))
         if breaker:
             target.breaker.retire()
             target.breaker = Breaker(on_move=partial(self._breaker_moved, target))
@@ -456,6 +458,11 @@ class Fleet:
     def _breaker_moved(self, target: TargetView, now: float) -> None:
         if target.breaker.state is BreakerState.CLOSED:
             target.warm_up(now)
+        self._moved(target, now)
+
+    def _path_moved(self, target: TargetView, now: float) -> None:
+        if target.path_breaker.state is not BreakerState.OPEN:
+            target.progress.path_is_back(now)
         self._moved(target, now)
 
     def _moved(self, target: TargetView, now: float) -> None:

@@ -5,7 +5,9 @@ There are three cures, all paid for by requests that can bear it:
 
     trial     a target that was ejected, once its breaker lets a probe through, is sent one request. It may fail, so it
               should be one of low priority; when none came for `PATIENCE_S`, any will do. There must be time to answer
-              it elsewhere afterwards, unless there is no other target.
+              it elsewhere afterwards, unless there is no other target, or it would hardly be answered in time there
+              either (`LITTLE`): in overload those of low priority are refused before they are placed, and no other
+              target has time for a second try.
     recheck   a target whose answers took DOUBTED times what it measured, and which for RECHECK_S had none for that
               reason, is sent one request that has time for a second try. What was learned fades over half a minute
               only (`ServiceTime`): one that was slow for a moment would be left alone long after it is well again.
@@ -41,6 +43,7 @@ LOW_LEVEL: Final = 3  # from here on a request may be spent on a probe
 SHARE: Final = 0.01  # of those, on exploring
 LONG_S: Final = 10.0
 PATIENCE_S: Final = 1.0  # how long a trial that is due waits for a request of low priority
+LITTLE: Final = 0.3  # a chance elsewhere below which a trial costs a request nothing worth keeping
 _WELL_IN_TIME: Final = 0.5  # of the budget
 DOUBTED: Final = 3.0  # times its table's seconds: noise and throttling are less
 RECHECK_S: Final = 1.5
@@ -86,8 +89,12 @@ class ProbePlacer:
         ask, now = decision.ask, decision.at
         assert decision.chosen is not None
         otherwise_s = decision.chosen.finish_s + decision.chosen.margin_s
-        left_s = ask.deadline - now - otherwise_s
-        due = [one for one in self._due(ask, now, exclude) if one.finish_s + one.margin_s <= left_s]
+        has_little, left_s = _has_little_chance(decision.chosen), ask.deadline - now - otherwise_s
+        due = [
+            one
+            for one in self._due(ask, now, exclude, at_once=has_little)
+            if one.finish_s + one.margin_s <= left_s or (has_little and now + one.finish_s <= ask.deadline)
+        ]
         return min(due, key=_finish, default=None)
 
     def _last_chance(self, decision: Decision, exclude: Collection[str]) -> Decision:
@@ -98,9 +105,15 @@ class ProbePlacer:
         again_s = self._fleet.retry_after_s(decision.at)
         return decision._replace(refusal=NothingAlive(decision.refusal.message, retry_after_s=again_s))
 
-    def _due(self, ask: Ask, now: float, exclude: Collection[str], *, anybody: bool = False) -> Sequence[Candidate]:
-        """The targets on trial whose probe is due and may be spent on this request, each with its predictions."""
-        may_wait = level_of(ask.priority) < LOW_LEVEL and not anybody
+    def _due(
+        self, ask: Ask, now: float, exclude: Collection[str], *, at_once: bool = False, anybody: bool = False
+    ) -> Sequence[Candidate]:
+        """The targets on trial whose probe is due and may be spent on this request, each with its predictions.
+
+        Args:
+            at_once: whatever its priority. anybody: and those on whose path a probe is not due.
+        """
+        may_wait = level_of(ask.priority) < LOW_LEVEL and not (at_once or anybody)
         due = partial(_is_due, may_wait=may_wait, anybody=anybody)
         return [
             predicted(one, ask, now)
@@ -159,6 +172,11 @@ def _instead(decision: Decision, probe: Candidate) -> Decision:
         candidates = (*candidates, probe)
         judged = (*judged, None) if judged else judged  # they go one by one: nobody judged the probe
     return decision._replace(candidates=candidates, judged=judged, chosen=probe, reason=REASON, refusal=None)
+
+
+def _has_little_chance(candidate: Candidate) -> bool:
+    """Whether the request would hardly be answered in time there, by a policy that claims chances."""
+    return candidate.claim is not None and candidate.claim.prediction.claimed < LITTLE
 
 
 def _finish(candidate: Candidate) -> float:

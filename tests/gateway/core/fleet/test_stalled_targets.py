@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.link_events import LinkLoad, LinkRtt, LinkUp
+from gateway.core.fleet.link_events import LinkDown, LinkLoad, LinkRtt, LinkUp
 from gateway.core.fleet.target import TargetView
 from gateway.core.health.breaker import AttemptVerdict, BreakerState
 from gateway.core.health.progress import LEAST_S, MOST_S
@@ -205,6 +205,28 @@ def test_what_a_server_held_back_while_it_hung_is_not_learned_as_usual() -> None
     for attempt in held:
         attempt.answered({}, None, NOW + 3.0)
     assert candidate.offered.cost.answer_times.p99_s(16.0) == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize("noticed", ["its heartbeats were missed", "requests were not acknowledged"])
+def test_what_could_not_come_over_a_path_that_was_gone_is_not_held_against_its_target(noticed: str) -> None:
+    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
+    target = fleet.targets[EDGE]
+    under_way = [asked(fleet, key, NOW) for key in range(3)]
+    if noticed == "its heartbeats were missed":
+        fleet.fold(LinkDown(EDGE, "silent for 3 heartbeats"), NOW + 0.1)
+    else:
+        target.path_breaker.trip("three requests were not acknowledged", NOW + 0.1, 0.5)
+    for number, attempt in enumerate(under_way):  # their callers have no more time
+        attempt.cancelled(NOW + 0.3 + number / 10)
+    back_at = NOW + 1.0
+    if noticed == "its heartbeats were missed":
+        fleet.fold(LinkUp(EDGE, EDGE, 1, (offer(),)), back_at)
+    for heard in range(2):
+        fleet.fold(LinkRtt(EDGE, 0.002), back_at + heard / 100)
+    assert looked_at(target, back_at + 0.02, back_at + 0.2)
+    for key in range(10, 15):
+        asked(fleet, key, back_at + 0.2)
+    assert not looked_at(target, back_at + 0.2, back_at + 0.7), "what it owes from then on is"
 
 
 @pytest.mark.parametrize("foreign", [True, False], ids=["it promises nothing", "it has not acknowledged"])

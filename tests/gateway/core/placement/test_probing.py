@@ -12,7 +12,7 @@ from gateway.core.placement.placer import Decision, Placer
 from gateway.core.placement.probing import GAP_S, LONG_S, PATIENCE_S, RECHECK_S, SHARE, ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer
 from gateway.core.request.attempt import AttemptTelemetry
-from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
+from tests.support.gateway.fleets import NOW, ask, fleet_of, report, variant
 from tidegate.outcome import BadAnswer, NothingAlive
 
 LOW, HIGH = 3, 1
@@ -69,6 +69,18 @@ def test_a_target_on_trial_gets_a_request_that_can_bear_it(
     decision = placed(fleet, prioritized(priority, at=now), now)
     assert where(decision) == expected
     assert {one.target.id for one in decision.candidates} >= {"edge/b", "pool/main"}, "others stay for the fallback"
+
+
+@pytest.mark.parametrize("queued_s", [0.0, 0.45])
+def test_a_request_that_would_hardly_be_answered_elsewhere_is_the_trial_at_once(queued_s: float) -> None:
+    fleet = fleet_of(edge_a=variant(compute_s=0.010), edge_b=variant(compute_s=0.020))
+    fleet.targets["edge/b"].queue_estimate.report(report(queued_s), "link", NOW + 0.51)
+    broken(fleet, "edge/a")
+    now = NOW + 0.51
+    placer = ProbePlacer(UtilityPlacer(fleet), fleet, never)
+    decision = placer.decide(prioritized(HIGH, at=now, budget_s=0.4), now)
+    assert where(decision)[0] == ("edge/a" if queued_s else "edge/b")
+    assert (decision.reason == "probe") == bool(queued_s)
 
 
 def test_what_was_judged_goes_with_the_candidates_one_by_one_also_where_a_probe_is_added() -> None:
