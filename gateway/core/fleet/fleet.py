@@ -120,7 +120,7 @@ class Fleet:
             self._costs.restore(spec.id, dict(learned.costs))
         target = TargetView(
             spec,
-            SiteQueueEstimate() if tier == "site" else QueueEstimate(batches=tier == "pool"),
+            SiteQueueEstimate() if tier == "site" else QueueEstimate(batches=tier == "pool", in_order=not spec.foreign),
             LinkEstimate(prior_rtt_s=_PRIOR_RTT_S[tier]) if learned is None else learned.link,
             self.balance,
             self._draw,

@@ -17,12 +17,17 @@ loses credit: after `_STALE_S` it counts for nothing, since the others' work in 
 freshest report of all: it says when the answer is due, and by how much that differs from what was expected here, so
 much more is ahead there than was thought, or less (`apply_ack`).
 
+Where requests are computed one after another, the one that is computed is the *head*: none can pass it. A target takes
+the first in order of `order_key` each time that it is free, which is when an answer comes from it. The oldest was taken
+for the head before: then a long request at work was thought to be passed by each urgent one behind it, whose waits were
+foretold a fifth too short at busy devices. A server with an order of its own (`in_order`) takes the oldest.
+
 Reports come by several paths (answers and link frames, MQTT), each with sequences of its own: within an epoch a path's
 older report is ignored, and an older epoch is always ignored. `launch` is called once per attempt, and then one of
 `finish` and `abandon`: an attempt that is given up while it is computed still takes its time, since no engine stops.
 
 Invariants: waits are finite and never negative; with nothing in flight and no fresh report the wait is 0. All O(1), a
-report amortized: each attempt is looked at by one.
+report amortized: each attempt is looked at by one; the end of one where others wait O(those).
 """
 
 from __future__ import annotations
@@ -61,6 +66,7 @@ class QueueEstimate:
         "_accepted",
         "_call_s",
         "_entries",
+        "_head",
         "_head_s",
         "_head_since",
         "_heard",
@@ -71,14 +77,17 @@ class QueueEstimate:
         "batches",
         "congestion",
         "error",
+        "in_order",
         "last_key",
         "load",
         "reported_at",
     )  # fmt: skip
 
-    def __init__(self, *, batches: bool = False) -> None:
+    def __init__(self, *, batches: bool = False, in_order: bool = True) -> None:
+        """Args: in_order: whether what waits is computed in the order of `order_key`; else as it came."""
         self.load: LoadReport | None = None
         self.batches = batches
+        self.in_order = in_order
         self.error = WaitError()
         self.congestion = ShadowPrice()
         self.last_key = -inf  # no attempt under way is ordered behind this: a later one passes none of them
@@ -87,7 +96,8 @@ class QueueEstimate:
         self._entries: dict[int, QueuedAttempt] = {}  # by attempt, in order of launch
         self._own_s = 0.0  # work of all entries
         self._since_s = 0.0  # work of the attempts that no report covers yet
-        self._head_s = 0.0  # work of the oldest entry, which is taken to be the one that is computed
+        self._head: int | None = None  # the attempt that is taken to be computed; None: none of those that are left
+        self._head_s = 0.0  # its work
         self._head_since = 0.0  # when its compute began: it was sent, or one before it came back
         self.reported_at = 0.0
         self._reported_delay_s = 0.0  # the wait by the target's latest report or ack ...
@@ -140,7 +150,7 @@ class QueueEstimate:
         """
         self._call_s = call_s
         if not self._entries:
-            self._head_s, self._head_since = work_s, now
+            self._head, self._head_s, self._head_since = attempt, work_s, now
         if place is not None and place.key > self.last_key:
             self.last_key = place.key
         self._entries[attempt] = QueuedAttempt(work_s, now, place)
@@ -148,15 +158,17 @@ class QueueEstimate:
         self._own_s += work_s
         self._since_s += work_s
 
-    def finish(self, attempt: int, now: float) -> None:
-        """Note that the attempt ended, however it did."""
+    def finish(self, attempt: int, now: float, *, computed: bool = False) -> None:
+        """Note that the attempt ended, however it did. Args: computed: its answer came, so that the next one begins."""
         entry = self._entries.pop(attempt)
         self._accepted.pop(attempt, None)
         if not self._entries:
             self._own_s = self._since_s = 0.0  # sums of floats drift; an empty ledger is exactly empty
             self.last_key = -inf
             return
-        self._head_s, self._head_since = next(iter(self._entries.values())).work_s, now
+        if computed or attempt == self._head:
+            self._head = self._next() if self.in_order and not self.batches else next(iter(self._entries))
+            self._head_s, self._head_since = self._entries[self._head].work_s, now
         self._own_s -= entry.work_s
         if not entry.reported:
             self._since_s -= entry.work_s
@@ -164,8 +176,7 @@ class QueueEstimate:
     def abandon(self, attempt: int, now: float) -> None:
         """Note that we gave it up: its queue position is free, but an attempt at the head is computed to its end."""
         entry = self._entries[attempt]
-        is_first = next(iter(self._entries)) == attempt
-        left_s = entry.work_s - (now - self._head_since) if is_first and entry.accepted else 0.0
+        left_s = entry.work_s - (now - self._head_since) if attempt == self._head and entry.accepted else 0.0
         self.finish(attempt, now)
         if left_s > 0.0:
             self.apply_ack(left_s, now)
@@ -207,8 +218,22 @@ class QueueEstimate:
         self._reported_delay_s, self._reported_at = max(0.0, wait_s - self._since_s), now
 
     def queue(self) -> Iterator[tuple[float, QueuePosition | None]]:
-        """(work, place) of what we have under way there, in order of launch."""
-        return ((entry.work_s, entry.place) for entry in self._entries.values())
+        """(work, place) of what we have under way there, the head first and the others in order of launch."""
+        head = self._head
+        if head in self._entries:
+            yield self._head_s, self._entries[head].place
+        for attempt, entry in self._entries.items():
+            if attempt != head:
+                yield entry.work_s, entry.place
+
+    def _next(self) -> int:
+        """The attempt that is computed next; first the oldest of those whose order is not known."""
+        first, first_key = -1, inf
+        for attempt, entry in self._entries.items():
+            key = -inf if entry.place is None else entry.place.key
+            if first < 0 or key < first_key:
+                first, first_key = attempt, key
+        return first
 
     def wait_s(self, now: float) -> float:
         """How long a request that arrives there now would wait before its compute begins."""

@@ -27,8 +27,9 @@ of a stretch in which nothing happened to the target here, `GAP_S` counts at mos
 Lateness follows its peaks within a few answers and forgets them over some thirty. What is later than the patience that
 it makes says no more than that.
 
-Invariants: overdue time never falls but by an answer, by `FORGET_S` without any attempt under way, or by the return of a
-path that was gone; no debt without an attempt that was due. O(1), but for the end of the attempt that was due first: O(attempts under way).
+Invariants: overdue time never falls but by an answer, by the return of a path that was gone, or by `FORGET_S` without
+any attempt under way; no debt without an attempt that was due. O(1), but for the end of the attempt that was due first:
+O(attempts under way).
 Source: docs/design/faults.md, "Gray failure"; Chen, Toueg and Aguilera, "On the Quality of Service of Failure
 Detectors", 2002 (freshness points from expected arrivals); Huang et al., "Gray Failure: The Achilles' Heel of
 Cloud-Scale Systems", HotOS 2017.

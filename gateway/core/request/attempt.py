@@ -226,7 +226,7 @@ class AttemptTelemetry:
         """
         if self._concurrency is not None:
             self._done_at_once(self._concurrency, stages)
-        self._ledger.finish(self._key, now)
+        self._ledger.finish(self._key, now, computed=True)
         self._progress.answered(self._key, now)
         self._link.ended(self._key, now, heard=True)
         self.candidate.offered.target.refusals = 0

@@ -22,17 +22,28 @@ from gateway.core.placement.utility import MOST_BILL, WHETHER, UtilityWeights, q
 class PlainLedger:
     """Mutable: the waits of a `Ledger` of an edge by their definition, from everything that ever happened to it."""
 
-    under_way: dict[int, list[float]] = field(default_factory=dict)  # by attempt: work, launched at
+    under_way: dict[int, tuple[float, float]] = field(default_factory=dict)  # by attempt: work, key
     spoken_of: set[int] = field(default_factory=set)  # by a report
     acknowledged: set[int] = field(default_factory=set)
     report: tuple[float, float] = (0.0, 0.0)  # its instant and the delay it told
-    last_finish: float = 0.0
+    head: tuple[int, float] | None = None  # the attempt that is computed, and since when
+
+    def launched(self, attempt: int, work_s: float, key: float, now: float) -> None:
+        self.under_way[attempt] = work_s, key
+        self.head = self.head or (attempt, now)
+
+    def ended(self, attempt: int, now: float, *, computed: bool) -> None:
+        del self.under_way[attempt]
+        if not self.under_way:
+            self.head = None
+        elif computed or self.head is None or self.head[0] == attempt:
+            self.head = min(self.under_way, key=lambda one: self.under_way[one][1]), now
 
     def wait_s(self, now: float) -> float:
         own_s = 0.0
-        if self.under_way:
-            work_s, launched_at = next(iter(self.under_way.values()))
-            done_s = min(work_s, now - max(launched_at, self.last_finish))
+        if self.head is not None:
+            work_s = self.under_way[self.head[0]][0]
+            done_s = min(work_s, now - self.head[1])
             own_s = max(0.0, sum(one[0] for one in self.under_way.values()) - done_s)
         age_s = now - self.report[0]
         reported_s = max(0.0, self.report[1] - age_s) * (1.0 - age_s / 1.5) if age_s < 1.5 else 0.0

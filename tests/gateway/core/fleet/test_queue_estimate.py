@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.estimate.queue_externality import QueuePosition
 from gateway.core.fleet.queue_estimate import QueueEstimate
 from gateway.core.placement.placer import added_work_s, estimate
 from tests.support.gateway.fleets import NOW, fleet_of, report, variant
@@ -66,6 +67,35 @@ def test_the_head_of_the_queue_works_its_way_down_but_not_below_the_rest() -> No
 
     assert queue_estimate.wait_s(NOW + 0.040) == pytest.approx(0.110)
     assert queue_estimate.wait_s(NOW + 9.0) == pytest.approx(0.050)  # overdue: nothing is known of how much is to come
+
+
+def works(queue_estimate: QueueEstimate) -> list[float]:
+    return [work_s for work_s, _ in queue_estimate.queue()]
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["by deadline", "as it came"])
+def test_what_is_computed_next_is_what_the_target_takes_next(in_order: bool) -> None:
+    queue_estimate = QueueEstimate(in_order=in_order)
+    for attempt, (work_s, due_s) in enumerate([(0.1, 1.0), (0.3, 3.0), (0.2, 2.0)]):
+        queue_estimate.launch(attempt, work_s, NOW, QueuePosition(NOW + due_s, NOW + due_s))
+    assert works(queue_estimate)[0] == 0.1, "it found an idle target"
+    queue_estimate.launch(3, 0.05, NOW + 0.05, QueuePosition(NOW + 0.5, NOW + 0.5))
+    assert works(queue_estimate)[0] == 0.1, "what is computed is not interrupted"
+    queue_estimate.finish(3, NOW + 0.06)
+    assert queue_estimate.wait_s(NOW + 0.08) == pytest.approx(0.52), "one that waited and left is no end of the other"
+    queue_estimate.finish(0, NOW + 0.1, computed=True)
+    assert works(queue_estimate) == ([0.2, 0.3] if in_order else [0.3, 0.2])
+    queue_estimate.launch(4, 0.05, NOW + 0.1, QueuePosition(NOW + 0.5, NOW + 0.5))
+    head_s = 0.2 if in_order else 0.3
+    assert queue_estimate.wait_s(NOW + 9.0) == pytest.approx(0.55 - head_s)
+
+
+def test_an_answer_from_one_that_was_thought_to_wait_says_that_the_target_is_free() -> None:
+    queue_estimate = QueueEstimate()
+    for attempt in range(3):
+        queue_estimate.launch(attempt, 0.1 * (attempt + 1), NOW, QueuePosition(NOW - attempt, NOW + 1.0))
+    queue_estimate.finish(1, NOW + 0.2, computed=True)
+    assert works(queue_estimate) == pytest.approx([0.3, 0.1])
 
 
 def test_a_pool_adds_half_a_call_once_for_the_one_that_is_running() -> None:

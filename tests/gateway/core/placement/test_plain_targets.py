@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.core.estimate.queue_externality import QueuePosition
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.fleet.link_events import LinkUp
 from gateway.core.fleet.pricing import Tier
@@ -126,7 +127,7 @@ def test_nobody_who_was_passed_over_would_have_been_worth_more(seed: int) -> Non
             assert verdict.value == pytest.approx(values[candidate.target.id], abs=CHANCES_CUT)
 
 
-events = st.lists(st.tuples(st.sampled_from(["launch", "finish", "report", "accepted"]), seeds), max_size=40)
+events = st.lists(st.tuples(st.sampled_from(["launch", "answer", "finish", "report", "accepted"]), seeds), max_size=40)
 
 
 @pytest.mark.slow
@@ -139,8 +140,9 @@ def test_a_ledgers_wait_is_the_plain_one_whatever_happened_to_it(happened: list[
         key = draw.choice(list(slow.under_way)) if slow.under_way else None
         if what == "launch":
             work_s = 0.1 * draw.random()
-            quick.launch(sequence, work_s, now)
-            slow.under_way[sequence] = [work_s, now]
+            place = QueuePosition(now + draw.random(), now + 2.0)
+            quick.launch(sequence, work_s, now, place)
+            slow.launched(sequence, work_s, place.key, now)
         elif what == "report":
             delay_s = 0.3 * draw.random()
             quick.report(LoadReport(1, sequence, 1, 1, delay_s), "link", now)
@@ -150,8 +152,7 @@ def test_a_ledgers_wait_is_the_plain_one_whatever_happened_to_it(happened: list[
             quick.accepted(key)
             slow.acknowledged.add(key)
         elif key is not None:
-            quick.finish(key, now)
-            del slow.under_way[key]
-            slow.last_finish = now
+            quick.finish(key, now, computed=what == "answer")
+            slow.ended(key, now, computed=what == "answer")
         for later_s in (0.0, 0.03, 0.3, 2.0):
             assert quick.wait_s(now + later_s) == pytest.approx(slow.wait_s(now + later_s), abs=1e-12)
