@@ -21,6 +21,9 @@ share it should have; the predicted finish knows that already.
 
 When the fleet itself is new no other target is warm: then none starts slowly. A connection that comes back to
 the same process finds warm caches, and a path that heals says nothing of the process at its end: neither starts slowly.
+Nor does a target that had stalled and answers again: its process is the same, a worker of it that was replaced was
+warmed before it was ready, and a pool that had stood still for a moment under load was thought ten times as busy for
+seconds.
 
 Invariants: 0 <= ejected <= up, of edges and of all; a share is within [0.1, 1] and does not fall with time. All O(1).
 Source: docs/design/routing.md, "Ejection limits and slow start"; Envoy's max_ejection_percent, panic threshold and slow

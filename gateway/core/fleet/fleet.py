@@ -457,7 +457,9 @@ class Fleet:
 
     def _breaker_moved(self, target: TargetView, now: float) -> None:
         if target.breaker.state is BreakerState.CLOSED:
-            target.warm_up(now)
+            target.trusted_since = now
+            if not target.breaker.tripped:
+                target.warm_up(now)
         self._moved(target, now)
 
     def _path_moved(self, target: TargetView, now: float) -> None:

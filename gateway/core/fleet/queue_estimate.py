@@ -149,7 +149,7 @@ class QueueEstimate:
             call_s: the fixed part of its call, where there are batches.
         """
         self._call_s = call_s
-        if not self._entries:
+        if not (self._entries and self._head_s):
             self._head, self._head_s, self._head_since = attempt, work_s, now
         if place is not None and place.key > self.last_key:
             self.last_key = place.key
@@ -227,10 +227,13 @@ class QueueEstimate:
                 yield entry.work_s, entry.place
 
     def _next(self) -> int:
-        """The attempt that is computed next; first the oldest of those whose order is not known."""
+        """The attempt that is computed next; first the oldest of those whose order is not known.
+
+        Those that add nothing to the wait, as generations, are in no queue.
+        """
         first, first_key = -1, inf
         for attempt, entry in self._entries.items():
-            key = -inf if entry.place is None else entry.place.key
+            key = inf if not entry.work_s else -inf if entry.place is None else entry.place.key
             if first < 0 or key < first_key:
                 first, first_key = attempt, key
         return first

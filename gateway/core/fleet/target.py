@@ -98,6 +98,7 @@ class TargetView:
     leaving: str = ""  # why it only finishes what it has: its source of discovery says so; "" while it stays
     ejected: bool = False  # one of its breakers is not closed
     warm_since: float = -SLOW_START_S  # when its slow start began
+    trusted_since: float = 0.0  # when its breaker closed last
     plain_from: float = 0.0  # from then on its wait is what its queue estimate says
     refused_until: float = 0.0
     refusals: int = 0  # in a row, with no request taken between

@@ -111,6 +111,7 @@ class Breaker:
         "reason",
         "retry_at",
         "state",
+        "tripped",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +126,7 @@ class Breaker:
         self.state = BreakerState.CLOSED
         self.retry_at = 0.0  # when an open breaker lets a probe through
         self.reason = ""  # why it is not closed, in words
+        self.tripped = False  # whether it opened last on other evidence than calls that failed
         self._threshold = threshold
         self._base_s = base_s
         self._cap_s = self._cap_now_s = cap_s
@@ -178,6 +180,7 @@ class Breaker:
         if self.state is BreakerState.HALF_OPEN and not self._probing:
             self._open(_BreakerEvent.FAILURE, "its probe was answered elsewhere", now, draw)
         elif self.state is BreakerState.CLOSED and (reason := self._should_open(now)):
+            self.tripped = False
             self._open(_BreakerEvent.LAST_STRAW, reason, now, draw)
 
     def heard(self, now: float) -> None:
@@ -196,6 +199,7 @@ class Breaker:
         """
         if self.state is BreakerState.CLOSED:
             self._cap_now_s = self._cap_s if cap_s is None else cap_s
+            self.tripped = True
             self._open(_BreakerEvent.LAST_STRAW, reason, now, draw)
 
     def answered_late(self, now: float) -> None:
@@ -239,11 +243,10 @@ class Breaker:
         if self.state is BreakerState.HALF_OPEN:
             return self._open(_BreakerEvent.FAILURE, "its probe failed", now, draw)
         reason = self._should_open(now)
-        return (
-            self._open(_BreakerEvent.LAST_STRAW, reason, now, draw)
-            if reason
-            else self._move(_BreakerEvent.FAILURE, now)
-        )
+        if not reason:
+            return self._move(_BreakerEvent.FAILURE, now)
+        self.tripped = False
+        return self._open(_BreakerEvent.LAST_STRAW, reason, now, draw)
 
     def _should_open(self, now: float) -> str:
         if self._failures >= self._threshold:

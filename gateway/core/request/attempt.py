@@ -241,7 +241,8 @@ class AttemptTelemetry:
         offered, total_s = self.candidate.offered, now - self.launched_at
         if load is not None:
             self._ledger.report(load, "link", now)
-        if not self._link.acknowledges and not offered.target.ejected and self.launched_at >= offered.target.warm_since:
+        is_usual = not offered.target.ejected and self.launched_at >= offered.target.trusted_since
+        if is_usual and not self._link.acknowledges:
             # What a server held back while it hung, and gives once it is back, is not what it usually takes.
             offered.cost.answer_times.record(self._units, total_s, now)
         compute_s = stages.get("compute")

@@ -90,6 +90,17 @@ def test_what_is_computed_next_is_what_the_target_takes_next(in_order: bool) -> 
     assert queue_estimate.wait_s(NOW + 9.0) == pytest.approx(0.55 - head_s)
 
 
+def test_a_generation_is_no_head_of_the_queue() -> None:
+    queue_estimate = QueueEstimate()
+    queue_estimate.launch(1, 0.0, NOW)
+    queue_estimate.launch(2, 0.3, NOW, QueuePosition(NOW + 3.0, NOW + 3.0))
+    queue_estimate.launch(3, 0.2, NOW, QueuePosition(NOW + 2.0, NOW + 2.0))
+    queue_estimate.launch(4, 0.1, NOW, QueuePosition(NOW + 1.0, NOW + 1.0))
+    assert works(queue_estimate)[0] == 0.3
+    queue_estimate.finish(2, NOW + 0.3, computed=True)
+    assert works(queue_estimate)[0] == 0.1
+
+
 def test_an_answer_from_one_that_was_thought_to_wait_says_that_the_target_is_free() -> None:
     queue_estimate = QueueEstimate()
     for attempt in range(3):

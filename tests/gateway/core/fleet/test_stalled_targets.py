@@ -207,6 +207,23 @@ def test_what_a_server_held_back_while_it_hung_is_not_learned_as_usual() -> None
     assert candidate.offered.cost.answer_times.p99_s(16.0) == pytest.approx(0.06)
 
 
+@pytest.mark.parametrize("stalled", [True, False])
+def test_who_had_stalled_and_answers_again_is_as_quick_as_ever_and_who_had_failed_starts_slowly(stalled: bool) -> None:
+    fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
+    target, at = fleet.targets[EDGE], NOW + 20.0
+    if stalled:
+        target.breaker.trip("it promised answers and gave none", at, 0.5)
+    for _ in range(5):
+        target.breaker.record(AttemptVerdict.FAILURE, at, 0.5)
+    for number in range(2):
+        at += 1.0
+        probe = target.breaker.launched(at)
+        target.breaker.record(AttemptVerdict.SUCCESS, at + 0.1 * number, 0.5, probe=probe)
+    assert target.breaker.state is BreakerState.CLOSED
+    target.queue_estimate.launch(1, 0.1, at + 0.2)
+    assert target.wait_s(at + 0.2) == pytest.approx(0.1 if stalled else 1.0)
+
+
 @pytest.mark.parametrize("noticed", ["its heartbeats were missed", "requests were not acknowledged"])
 def test_what_could_not_come_over_a_path_that_was_gone_is_not_held_against_its_target(noticed: str) -> None:
     fleet = fleet_of(edge_a=variant(), edge_b=variant(), pool_main=variant())
