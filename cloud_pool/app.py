@@ -72,7 +72,7 @@ from tidegate.oip.guard import OpenGuard
 from tidegate.oip.repository.model_control import FixedModels, ModelControl
 from tidegate.outcome import ModelNotFound, NotSupported
 from tidegate.runtime.backoff import Backoff
-from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.owned_task import first_to_end
 from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
 from tidegate.security.attestation.measurement import Measurement, measure_process
@@ -187,13 +187,7 @@ class PoolApp:
             self._generating.failed(),
             *(one.failed() for one in self._steps.values()),
         ]
-        watches = [asyncio.create_task(one, name="a supervision has a defect") for one in defects]
-        try:
-            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-            for watch in done:
-                watch.result()
-        finally:
-            await cancel_and_wait(*watches)
+        await first_to_end(*defects, name="a supervision has a defect")
 
     def ready_event(self) -> dict[str, Any]:
         """The fields of the `ready` event."""

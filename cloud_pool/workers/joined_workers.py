@@ -16,7 +16,7 @@ from cloud_pool.workers.residents import Residents
 from cloud_pool.workers.supervisor import PoolSupervisor
 from tidegate.fleet.offers import ModelState, WorkerReport
 from tidegate.metrics.generated import GeneratedCounts
-from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.owned_task import first_to_end
 from tidegate.serving.generation.sequence_scheduler import SequenceScheduler
 
 
@@ -46,16 +46,7 @@ class JoinedModelWorkers:
         return {**self._shared.lanes, **self._residents.lanes}
 
     async def failed(self) -> None:
-        watches = [
-            asyncio.create_task(one, name="a supervision has a defect")
-            for one in (self._shared.failed(), self._residents.failed())
-        ]
-        try:
-            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-            for watch in done:
-                watch.result()
-        finally:
-            await cancel_and_wait(*watches)
+        await first_to_end(self._shared.failed(), self._residents.failed(), name="a supervision has a defect")
 
     def __repr__(self) -> str:
         return f"<JoinedModelWorkers {self._shared!r} {self._residents!r}>"

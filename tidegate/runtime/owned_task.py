@@ -86,3 +86,18 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any], why: str | None = None) -
     for task in tasks:
         task.cancel(why)
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def first_to_end(*waits: Coroutine[Any, Any, None], name: str) -> None:
+    """Run them side by side until the first one ends, and raise what it raises; the others are cancelled.
+
+    Args:
+        name: of their tasks, for logs and debuggers.
+    """
+    tasks = [asyncio.create_task(one, name=name) for one in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await cancel_and_wait(*tasks)

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.support.loop import on_virtual_time, settle
 from tidegate import clock
-from tidegate.runtime.owned_task import OwnedTask, cancel_and_wait
+from tidegate.runtime.owned_task import OwnedTask, cancel_and_wait, first_to_end
 
 
 class Work:
@@ -195,3 +195,13 @@ async def test_cancelled_waits_for_all_of_its_tasks_and_raises_what_none_of_them
 
     assert [work.said for work in works] == [["begun", "ended"]] * 2
     assert isinstance(broken.exception(), ZeroDivisionError)
+
+
+@on_virtual_time
+async def test_what_the_first_of_several_raises_is_raised_and_the_others_have_ended_by_then() -> None:
+    work = Work(burial_s=1.0)
+
+    with pytest.raises(ZeroDivisionError):
+        await first_to_end(work.run(), with_a_defect(), name="waits for a defect")
+
+    assert work.said == ["begun", "ended"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from math import floor
 from pathlib import Path
@@ -212,13 +213,7 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
         order = make_order(spec, chosen, terms, older, signing)
     except OrderError as error:
         raise click.ClickException(str(error)) from error
-    for wanted, keys in apart.items():
-        if keys:
-            click.echo(
-                f"note: requests that name no version stay with {name} {wanted} while any target serves it: the "
-                f"manifest of {manifest.version} differs in {', '.join(keys)}, so it is not taken for it",
-                err=True,
-            )
+    _note_apart(name, manifest.version, apart)
     _push(gateway, (*files, *golden, *(one for each in olds.values() for one in each)), quiet=as_json)
     if given["out"]:
         write_order(given["out"], order, as_json=as_json)
@@ -233,6 +228,17 @@ def rollout(name: str, version: str, repository: Path, admin: str, as_json: bool
     follow(gateway, begun, as_json=as_json, detach=given["detach"])
     if not given["detach"]:
         _say_default(gateway, name)
+
+
+def _note_apart(name: str, version: str, apart: Mapping[str, Sequence[str]]) -> None:
+    """Say which of the versions on devices the new one is not taken for. Args: apart: by version, what differs."""
+    for wanted, keys in apart.items():
+        if keys:
+            click.echo(
+                f"note: requests that name no version stay with {name} {wanted} while any target serves it: the "
+                f"manifest of {version} differs in {', '.join(keys)}, so it is not taken for it",
+                err=True,
+            )
 
 
 @click.command()
