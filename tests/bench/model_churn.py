@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -111,10 +112,15 @@ async def tried(models: int, room: int, requests: int) -> tuple[int, int]:
                 rank = min(models - 1, int(draws.zipf(1.5)) - 1)
                 await ask(app, f"m{rank}")
                 answered += 1
-                most = max(
-                    most, len([one for one in psutil.Process().children() if "tidegate" in " ".join(one.cmdline())])
-                )
+                most = max(most, sum(_is_worker(child) for child in psutil.Process().children()))
         return answered, most
+
+
+def _is_worker(child: psutil.Process) -> bool:
+    """Whether it is one of the pool's workers that runs: one that has just ended has no command line any more."""
+    with suppress(psutil.NoSuchProcess):  # a zombie as well
+        return "tidegate" in " ".join(child.cmdline())
+    return False
 
 
 def evict(report: Report, seeds: range, *, quick: bool) -> None:
