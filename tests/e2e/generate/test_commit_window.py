@@ -77,10 +77,7 @@ async def test_what_an_edge_is_not_sure_of_is_the_pools_before_any_of_it_is_show
         window = await said(serving.gateway, prompts)
         unsure = [at for at, one in enumerate(window) if one.reason == "escalated"]
         assert 1 <= len(unsure) <= 30, "how many depends on the processor that the model was trained on"
-        # On a busy machine the pool may be foretold too late for one, which is then shown and declared: not twice.
-        late = [prompts[at] for at, one in enumerate(window) if one.is_provisional]
-        assert len(late) <= 3, "of sixty"
-        assert not any(one.is_provisional for one in await said(serving.gateway, late))
+        assert not any(one.is_provisional for one in window)
         for at, one in enumerate(window):  # a busy machine may hedge as well
             by = pool if one.served_by.startswith("pool/") else edge
             assert one.text == by[at].text, f"{prompts[at]} is of one piece"
