@@ -172,12 +172,12 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awa
     """Runs a body on a loop of each kind; afterwards there are no more descriptors and no more children than before."""
 
     async def watched(body: Callable[[], Awaitable[None]]) -> None:
+        children = child_ids()  # another test's file may have left one in this process
         first = await spawn_piped(["/bin/true"])  # for which the loop opens descriptors of its own
         first.close()
         await first.wait()
         await clock.sleep(0.001)
-        # Of another test's file a helper of Python's may live on in this process.
-        before, children = open_descriptors(), child_ids()
+        before = open_descriptors()
         await body()
         await until(lambda: open_descriptors() == before)
         assert child_ids() <= children
