@@ -5,7 +5,8 @@
 A start that cannot succeed ends with exit code 1, one `failed` event on stdout and the same words on stderr, without a
 traceback: the reasons that a person can mend (`ConfigError`, `RepositoryError`, `StartError`) are kept apart from
 defects, which keep their tracebacks. A signal during a long start ends it as well. A second signal changes nothing: it
-must not cut the drain that the first one began. SIGRTMIN turns debugging logs on, and off again.
+must not cut the drain that the first one began. A process that hangs is ended some time after its parent. SIGRTMIN
+turns debugging logs on, and off again.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import signal
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import click
 import structlog
@@ -23,9 +24,10 @@ import structlog
 from tidegate.config import ConfigError, ProcessConfig, load
 from tidegate.models.repository import RepositoryError
 from tidegate.runtime import events
-from tidegate.runtime.lifeline import die_with_parent
+from tidegate.runtime.lifeline import die_with_parent, end_after_parent
 from tidegate.runtime.logs import LEVELS, Format, Level, configure_logging
 
+EXITS_WITHIN_S: Final = 10.0  # of its drain's end, before it is taken to hang
 log = structlog.get_logger(__name__)
 
 
@@ -38,6 +40,9 @@ class ProcessSettings(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def drain_s(self) -> float: ...
 
     @property
     def log_level(self) -> Level: ...
@@ -88,7 +93,10 @@ def run(
         die_with_parent(parent_pid)
     try:
         config = load(model, path) if read is None else read()
-        _set_up_logging(role, config)
+        named: ProcessSettings = cast(Any, config)
+        configure_logging(f"{role}/{named.name}", level=named.log_level, form=named.log_format)
+        if parent_pid is not None:
+            end_after_parent(parent_pid, after_s=named.drain_s + EXITS_WITHIN_S)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(until_signal(serve(config)))
     except (ConfigError, RepositoryError, StartError) as error:
@@ -122,8 +130,3 @@ async def until_signal(serving: Coroutine[Any, Any, None]) -> None:
 
 def _turn_levels() -> None:
     log.error("log level changed", level=LEVELS.turn(), by="SIGRTMIN")
-
-
-def _set_up_logging(role: str, config: Any) -> None:
-    named: ProcessSettings = config
-    configure_logging(f"{role}/{named.name}", level=named.log_level, form=named.log_format)

@@ -13,7 +13,8 @@ will do. If it will not, a better variant is asked, and whichever of the two may
     the end of the window
               a moment before the first token is due by its budget, or else before the deadline. It is never longer than
               what is held for needs: k tokens at the pace that was predicted `TIMES` over, or the other one's first
-              token `PATIENCE` times over, since a caller without a budget for its first token waits as well
+              token `PATIENCE` times over, since a caller without a budget for its first token waits as well. Less than
+              `LEAST_S` is no stall but a busy moment, of which no prediction of a few milliseconds knows
 
 Nothing that a caller sees depends on a beginning that was not shown: all its tokens are computed in vain, and counted
 as such. What is shown at the end of the window though it was unsure, is declared as provisional, as whole answers are.
@@ -71,4 +72,4 @@ def awaited_until(decision: Decision, ends_at: float, due_at: float) -> float | 
     in_s += min(in_s, chosen.margin_s)  # the margin is of the whole answer, whose length nobody knows
     if decision.at + in_s > ends_at or decision.at + chosen.finish_s + chosen.margin_s > due_at:
         return None
-    return min(ends_at, decision.at + PATIENCE * in_s)
+    return min(ends_at, decision.at + max(LEAST_S, PATIENCE * in_s))

@@ -164,6 +164,16 @@ async def test_without_a_budget_of_the_first_token_a_silent_pool_is_not_waited_f
 
 
 @on_virtual_time
+async def test_a_busy_moment_of_the_pool_is_waited_for_within_the_budget_of_the_first_token() -> None:
+    place, reader = scene(edge(), pool(step_s=0.15)), Reader()  # it was expected to begin within 10 ms
+    reply = await reader.answer(place, max_tokens=2, budget_s=60.0)
+    assert reader.ids == output_ids(reply) == LARGE[:2]
+    assert (route_of(reply).reason, route_of(reply).provisional) == ("escalated", False)
+    assert route_of(await Reader().answer(place, max_tokens=2, ttft_s=0.1)).provisional, "nor is it longer than that"
+    place.assert_at_rest()
+
+
+@on_virtual_time
 async def test_where_the_first_token_is_late_already_nothing_is_held() -> None:
     place, reader = scene(edge(), large := pool()), Reader()
     started_at = clock.now()

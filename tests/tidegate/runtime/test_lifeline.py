@@ -149,3 +149,34 @@ def test_a_process_that_watches_its_pipe_ends_with_it_though_it_is_at_work() -> 
             assert child.wait(10.0) == 1
         finally:
             child.kill()
+
+
+HANGING = """
+import os, sys
+from edge_agent.config import EdgeConfig
+from tidegate.runtime import process
+
+async def serve(config):
+    print(os.getpid(), flush=True)
+    while True:
+        pass
+
+process.EXITS_WITHIN_S = 0.3
+process.run("edge", EdgeConfig, serve, path=None, parent_pid=int(sys.argv[1]))
+"""
+PARENT_OF_HANGING = "import os, subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1], str(os.getpid())])"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_pidfd", [True, False])
+async def test_a_process_whose_loop_hangs_does_not_outlive_its_parent_for_long(has_pidfd: bool) -> None:
+    hanging = HANGING if has_pidfd else HANGING.replace("import os, sys", "import os, sys; del os.pidfd_open")
+    command = [sys.executable, "-c", PARENT_OF_HANGING, hanging]
+    environment = os.environ | {"TIDEGATE_EDGE_NAME": "e", "TIDEGATE_EDGE_DRAIN_S": "0.2"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:  # noqa: ASYNC220
+        try:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+        finally:
+            parent.kill()
+    await until_ended(pid, within_s=10.0)
