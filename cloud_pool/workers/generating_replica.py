@@ -120,14 +120,19 @@ class GeneratingReplica:
         return self._supervised.ready_once
 
     @property
+    def tried_once(self) -> asyncio.Event:
+        """Set when the first worker here was ready, or was lost."""
+        return self._supervised.tried_once
+
+    @property
     def restarts(self) -> int:
         """Workers after the first."""
         return max(0, self._supervised.count - 1)
 
-    async def live(self) -> None:
-        """Run one incarnation after another, for ever. Raises StartError when the first one fails."""
+    async def live(self, *, must_start: bool = True) -> None:
+        """Run one incarnation after another, for ever. Raises StartError when the first one fails, if it must start."""
         try:
-            await self._supervised.live()
+            await self._supervised.live(must_start=must_start)
         finally:
             for name in list(self.workers):
                 self._gone(name, f"worker {name} was told to end")
@@ -182,6 +187,8 @@ class GeneratingReplica:
         self._gone(incarnation.name, incarnation.reason)
 
     def lost(self, incarnation: Incarnation[DeviceWorker]) -> None:
+        if incarnation.ready_at is None:  # it never served, so its end was told to nobody
+            self.lost_workers.lost(incarnation.reason, clock.now())
         self._gone(incarnation.name, incarnation.reason)
 
     def restarting(self, incarnation: Incarnation[DeviceWorker], delay_s: float) -> None:

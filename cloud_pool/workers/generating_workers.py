@@ -16,6 +16,7 @@ import structlog
 from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.scheduling.device_arbiter import DeviceArbiter
 from cloud_pool.workers.device_worker import PoolLoadable
+from cloud_pool.workers.first_start import start_one, start_others
 from cloud_pool.workers.generating_replica import GeneratingReplica
 from cloud_pool.workers.generating_start import WorkerStart
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
@@ -99,7 +100,7 @@ class VariantWorkers:
 
 
 class GeneratingWorkers:
-    """Alive inside `async with`, which returns once every variant is warm on every device.
+    """Alive inside `async with`, which returns once every variant is warm on a device, and was tried on each.
 
     Args:
         places: of each variant, one worker for each.
@@ -200,8 +201,8 @@ class GeneratingWorkers:
         if variant.loadable.variant.paced:
             log.warning("nothing is computed: the model is paced", model=key)
         try:
-            for replica in variant.replicas:
-                await self._start(replica)
+            tasks = self._tasks.setdefault(key, [])
+            await start_others(await start_one(variant.replicas, tasks), tasks)
         except StartError as error:
             if self._leave_out is None:
                 raise
@@ -213,18 +214,6 @@ class GeneratingWorkers:
         for key in [key for key, one in self.variants.items() if one.loadable.manifest == manifest]:
             del self.variants[key]
             await cancel_and_wait(*self._tasks.pop(key, ()))
-
-    async def _start(self, replica: GeneratingReplica) -> None:
-        """Start its worker and wait until it is ready. Raises StartError."""
-        task = asyncio.create_task(replica.live(), name=f"{replica!r}")
-        self._tasks.setdefault(replica.key, []).append(task)
-        ready = asyncio.create_task(replica.ready_once.wait(), name=f"start of {replica!r}")
-        try:
-            await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                task.result()
-        finally:
-            await cancel_and_wait(ready)
 
     def __repr__(self) -> str:
         return f"<GeneratingWorkers {', '.join(map(repr, self.variants.values()))}>"

@@ -93,13 +93,18 @@ class Replica:
         return self._supervised.ready_once
 
     @property
+    def tried_once(self) -> asyncio.Event:
+        """Set when the first worker here was ready, or was lost."""
+        return self._supervised.tried_once
+
+    @property
     def current(self) -> Incarnation[DeviceWorker] | None:
         """The incarnation that serves, or served last; None before the first."""
         return self._supervised.current
 
-    async def live(self) -> None:
-        """Run one incarnation after another, for ever. Raises StartError when the first one fails."""
-        await self._supervised.live()
+    async def live(self, *, must_start: bool = True) -> None:
+        """Run one incarnation after another, for ever. Raises StartError when the first one fails, if it must start."""
+        await self._supervised.live(must_start=must_start)
 
     async def recycle(self, *, successor_first: bool) -> bool:
         """Replace the worker that serves by a fresh one, and wait for it; False if that did not come to be."""
@@ -145,6 +150,8 @@ class Replica:
         self.lost_workers.lost(incarnation.reason, clock.now())
 
     def lost(self, incarnation: Incarnation[DeviceWorker]) -> None:
+        if incarnation.ready_at is None:  # it never served, so its end was told to nobody
+            self.lost_workers.lost(incarnation.reason, clock.now())
         self._scheduler.detach(incarnation.name, incarnation.reason)
 
     def restarting(self, incarnation: Incarnation[DeviceWorker], delay_s: float) -> None:

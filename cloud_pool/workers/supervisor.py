@@ -28,6 +28,7 @@ from cloud_pool.core.sharing.worker_layout import WorkerPlace
 from cloud_pool.scheduling.scheduler import PoolScheduler
 from cloud_pool.workers.catalogue import check_memory, what_fits
 from cloud_pool.workers.device_worker import DeviceWorker, PoolLoadable, StartProcess
+from cloud_pool.workers.first_start import start_one, start_others
 from cloud_pool.workers.load_priority import LoadPriority
 from cloud_pool.workers.memory_limit import NO_LIMIT, MemoryLimit
 from cloud_pool.workers.replica import Replica
@@ -67,7 +68,7 @@ async def measure_anew(
 
 
 class PoolSupervisor:
-    """Alive inside `async with`, which returns once every model is warm on every worker.
+    """Alive inside `async with`, which returns once every model is warm on a worker, and each worker was tried.
 
     Args:
         places: one worker for each; the last `standby` of them are a reserve.
@@ -159,8 +160,7 @@ class PoolSupervisor:
 
     async def __aenter__(self) -> Self:
         try:
-            await self._start_first()
-            await self._start(self.slots[1:])
+            await start_others(await self._start_one(), self._tasks)
         except BaseException:
             await cancel_and_wait(*self._tasks)
             raise
@@ -184,32 +184,18 @@ class PoolSupervisor:
         for task in done:
             task.result()
 
-    async def _start_first(self) -> None:
-        """Start the first worker, again and again where it dies of a model that is left out. Raises StartError."""
+    async def _start_one(self) -> list[Replica]:
+        """Start one worker, again and again where it dies of a model that is left out; returns the other replicas.
+
+        Raises StartError: none comes up.
+        """
         while True:
             wanted = self._loadables
             try:
-                await self._start(self.slots[:1])
+                return await start_one(self.slots, self._tasks)
             except StartError:
                 if self._loadables == wanted:
                     raise
-                await cancel_and_wait(*self._tasks)
-                self._tasks.clear()
-            else:
-                return
-
-    async def _start(self, slots: Sequence[Replica]) -> None:
-        """Start the workers of these replicas and wait until each has been ready. Raises StartError."""
-        for slot in slots:
-            self._tasks.append(asyncio.create_task(slot.live(), name=f"slot {slot.name}"))
-        ready = asyncio.create_task(_all_ready(slots), name="first start")
-        try:
-            await asyncio.wait((*self._tasks, ready), return_when=asyncio.FIRST_COMPLETED)
-            for task in self._tasks:
-                if task.done():
-                    task.result()
-        finally:
-            await cancel_and_wait(ready)
 
     async def _prepare(self, worker: DeviceWorker, on_warming: Callable[[], None]) -> float:
         """Load and warm everything; returns the seconds that a later incarnation should need for it."""
@@ -313,8 +299,3 @@ class PoolSupervisor:
 
     def __repr__(self) -> str:
         return f"<PoolSupervisor {self.state}, {len(self._loadables)} variants, {', '.join(map(repr, self.slots))}>"
-
-
-async def _all_ready(slots: Sequence[Replica]) -> None:
-    for slot in slots:
-        await slot.ready_once.wait()

@@ -4,8 +4,9 @@
                           ↑  └─ (replaced) ─┐
                           └─────────────────┘
 
-The first incarnation must succeed: an artefact that does not load is a reason not to start, told by name. A restart
-waits a full-jitter backoff, which is forgotten after HEALTHY_S of service; `bad` is still tried.
+The first incarnation must succeed, unless others serve beside it: an artefact that does not load is a reason not to
+start, told by name. A restart waits a full-jitter backoff, which is forgotten after HEALTHY_S of service; `bad` is
+still tried.
 
 A healthy worker can be replaced by a fresh one (`replace`) with no call refused for it: the old one ends what it
 computes and gets nothing else. With `successor_first` the successor takes over when it is warm, and if it does not
@@ -101,6 +102,7 @@ class SupervisedWorker(Generic[W]):
     ) -> None:
         self.state: ModelState = "loading"
         self.ready_once = asyncio.Event()
+        self.tried_once = asyncio.Event()  # the first incarnation was ready, or was lost
         self.current: Incarnation[W] | None = None
         self.count = 0  # of incarnations
         self._owner = owner
@@ -112,9 +114,11 @@ class SupervisedWorker(Generic[W]):
         self._incarnations: set[Incarnation[W]] = set()
         self._wish: asyncio.Future[bool] | None = None
         self._replaced: asyncio.Future[bool] | None = None
+        self._must_start = True
 
-    async def live(self) -> None:
-        """Run one incarnation after another, for ever. Raises StartError when the first one fails."""
+    async def live(self, *, must_start: bool = True) -> None:
+        """Run one incarnation after another, for ever. Raises StartError when the first one fails, if it must start."""
+        self._must_start = must_start
         try:
             incarnation = await self._next()
             while True:
@@ -169,6 +173,7 @@ class SupervisedWorker(Generic[W]):
         self.current, self._wish = incarnation, asyncio.get_running_loop().create_future()
         self.become("ready")
         self.ready_once.set()
+        self.tried_once.set()
         self._settle_replacement(done=True)
 
     async def _until_next(self, incarnation: Incarnation[W]) -> Incarnation[W]:
@@ -212,7 +217,8 @@ class SupervisedWorker(Generic[W]):
         self._owner.lost(incarnation)
         self._incarnations.discard(incarnation)
         self._settle_replacement(done=False)
-        if not self.ready_once.is_set():
+        self.tried_once.set()
+        if self._must_start and not self.ready_once.is_set():
             raise StartError(f"{self._cannot_start}: {incarnation.reason}")
         delay_s = self._backoff.next_delay_after_s(incarnation.served_s, HEALTHY_S)
         self.become("bad" if self._backoff.failures >= CRASH_LOOP else "loading")

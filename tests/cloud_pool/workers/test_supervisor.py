@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -309,6 +310,48 @@ class TestSeveral:
             assert [len(process.begun) > 3 for process in subject.processes] == [True, False]
             assert [inputs["ids"].shape for inputs in subject.processes[1].begun] == [(1, 1), (1, 1), (8, 64)]
             assert len(subject.scheduler.seats) == 2
+
+    @on_virtual_time
+    @pytest.mark.parametrize("works", [1, 2], ids=["the second is broken", "the first is broken"])
+    @pytest.mark.parametrize("leaves_out", [True, False])
+    async def test_a_place_where_no_worker_comes_up_does_not_keep_the_others_from_serving(
+        self, works: int, leaves_out: bool
+    ) -> None:
+        left, numbers, is_mended = list[str](), count(1), False
+
+        class PlacedWorker(FakeWorker):
+            def __init__(self) -> None:
+                super().__init__(service_s=service_s)
+                self.number = next(numbers)
+
+            async def load(self, spec: EngineSpec) -> LoadResult:
+                if self.number != works and not is_mended:
+                    self.kill("was killed by SIGBUS")
+                return await super().load(spec)
+
+        leave_out = (lambda manifest, _: left.append(manifest.name)) if leaves_out and works == 1 else None
+        async with pool(places=self.TWO, make=PlacedWorker, leave_out=leave_out) as subject:
+            assert subject.supervisor.state == "ready" and len(subject.scheduler.seats) == 1
+            assert await subject.answer() == 8.0
+            await clock.sleep(600.0)
+            broken = subject.supervisor.slots[2 - works]
+            assert (broken.state, left) == ("bad", []) and len(subject.processes) > 5, "it is still tried"
+            assert (report := subject.supervisor.worker_report) is not None and "SIGBUS" in str(report)
+            is_mended = True
+            await clock.sleep(60.0)
+            assert (broken.state, len(subject.scheduler.seats)) == ("ready", 2)
+
+    @on_virtual_time
+    async def test_where_no_place_has_a_worker_that_comes_up_the_first_ones_reason_is_told(self) -> None:
+        numbers = count(1)
+
+        class BrokenWorker(FakeWorker):
+            async def load(self, spec: EngineSpec) -> LoadResult:
+                raise InternalError(f"broken {next(numbers)}")
+
+        with pytest.raises(StartError, match="broken 1"):
+            async with pool(places=self.TWO, make=BrokenWorker):
+                raise AssertionError("it started")
 
     @on_virtual_time
     async def test_while_one_is_replaced_the_pool_stays_ready_and_answers(self) -> None:
