@@ -10,12 +10,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+import structlog
+
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
+
+log = structlog.get_logger("supervisor")
 
 
 class Startable(Protocol):
     """A place for one worker after another."""
+
+    @property
+    def name(self) -> str: ...
 
     @property
     def ready_once(self) -> asyncio.Event: ...
@@ -58,6 +65,9 @@ async def start_others(replicas: Sequence[Startable], tasks: list[asyncio.Task[N
     """Start the rest, and wait until each has come up or has failed to for the first time."""
     tasks += [asyncio.create_task(one.live(must_start=False), name=f"{one!r}") for one in replicas]
     await _until_all_are(tasks, [one.tried_once for one in replicas])
+    missing = [one.name for one in replicas if not one.ready_once.is_set()]
+    if missing:
+        log.warning("it is served by fewer workers than were asked for", missing=missing, workers=len(replicas) + 1)
 
 
 async def _until_all_are(tasks: Sequence[asyncio.Task[None]], events: Sequence[asyncio.Event]) -> None:
