@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import uvloop
 from cloud_pool.app import PoolApp
 from cloud_pool.config import PoolConfig
 from cloud_pool.servers import handed_config, serve_several
+from tidegate import clock
 from tidegate.runtime import events
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import process_options, run
+from tidegate.runtime.process_silence import SPEAKS_EVERY_S
 
 
 @click.command(
@@ -59,4 +63,15 @@ async def serve(config: PoolConfig, *, alone: bool = False, one_of_servers: bool
         events.emit("ready", **app.ready_event())
         if alone:
             click.echo("\n".join(app.words()), err=True)
-        await app.failed()
+        speaking = asyncio.create_task(_speak(), name="word to the parent") if one_of_servers else None
+        try:
+            await app.failed()
+        finally:
+            await cancel_and_wait(*filter(None, [speaking]))
+
+
+async def _speak() -> None:
+    """Have the parent of several servers know that this one's event loop turns."""
+    while True:
+        events.emit("alive")
+        await clock.sleep(SPEAKS_EVERY_S)

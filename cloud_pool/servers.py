@@ -5,7 +5,9 @@
 Each server is a pool of its own, with its workers, and a target of its own to gateways: one Python core a server. What
 they share is divided among them: memory, cores, and what strangers may make them hold. They start in turn, so that each
 measures its models while the others rest. One that ends, or that the system would not start, is started again after a
-growing pause; the others serve on.
+growing pause; the others serve on. Each says every second that its event loop turns: one that has gone silent hangs,
+and is killed.
+
 A signal to the parent drains all, and a parent that is killed takes its servers with it.
 
 Why whole pools, and not several servers before one batcher: docs/adr/0014-whole-pools-as-servers.md.
@@ -32,6 +34,7 @@ from tidegate.runtime import events
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.ports import try_listen
 from tidegate.runtime.process import StartError
+from tidegate.runtime.process_silence import LOOK_S, ProcessSilence, silent_words
 from tidegate.runtime.spawned_process import PipedProcess, spawn_piped
 from tidegate.servers.address import format_address
 from tidegate.workers.exit_status import describe_exit
@@ -94,6 +97,7 @@ class PoolServer:
         self._backoff = Backoff(random.random, base_s=0.5, cap_s=30.0)
         self._process: PipedProcess | None = None
         self._began_at = 0.0
+        self._hung = False  # the last one was killed for its silence
 
     @property
     def pid(self) -> int:
@@ -101,7 +105,7 @@ class PoolServer:
 
     async def start(self) -> None:
         """Return when it serves. Raises StartError: it could not be started, or ended before."""
-        self.ready, self._process, self._began_at = {}, None, clock.now()
+        self.ready, self._process, self._began_at, self._hung = {}, None, clock.now(), False
         try:
             self._process = await self._spawn()
         except OSError as error:
@@ -173,11 +177,31 @@ class PoolServer:
         if process is None:
             return "could not be started"
         with suppress(OSError):
-            while await process.stdout.read(MOST_LINE_BYTES):  # nobody needs it, but a full pipe would stop the server
+            silence = ProcessSilence(process.pid)
+            while await self._speaks(process, silence):
                 pass
         await process.wait()
         process.close()
-        return self._how(process)
+        return self._how(process) + (silent_words() if self._hung else "")
+
+    async def _speaks(self, process: PipedProcess, silence: ProcessSilence) -> bool:
+        """Read what it says, for a look's time: that it says something is all that matters of it. False at its end.
+
+        One that hangs is ended by a signal at which it still says on stderr where it stands, and at the next look by
+        one that cannot be held up.
+        """
+        try:
+            async with asyncio.timeout(LOOK_S):
+                said = await process.stdout.read(MOST_LINE_BYTES)
+        except TimeoutError:
+            if silence.is_hung():
+                by = signal.SIGKILL if self._hung else signal.SIGABRT
+                log.error("a server of this pool hangs, and is killed", server=self.name, pid=process.pid, by=by.name)
+                self._hung = True
+                process.send_signal(by)
+            return True
+        silence.spoken()
+        return bool(said)
 
     async def _hand(self, process: PipedProcess) -> None:
         with suppress(OSError):  # it has ended, which the reader of its events tells

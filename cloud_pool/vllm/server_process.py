@@ -22,8 +22,8 @@ from cloud_pool.vllm.session import descendants, kill_session, session_members
 from tidegate import clock
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.spawned_process import SpawnedProcess, spawn
+from tidegate.runtime.starvation import starved_s
 from tidegate.workers.exit_status import describe_exit
-from tidegate.workers.starvation import starved_s
 
 _STOP_GRACE_S: Final = 10.0  # vLLM gives back shared memory and the GPU's in it
 _WARDEN_S: Final = 2.0  # from the end of the server to that of its warden

@@ -27,7 +27,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from tidegate.workers.starvation import awake_s, starved_s
+from tidegate.runtime.starvation import awake_s, starved_s
 
 HURRIED: Final = 5  # a nice value
 PATIENCE_S: Final = 1.0

@@ -2,6 +2,10 @@
 
     starting → ready → leaving → over            over at any time: by itself, by a signal, or for want of a process
 
+Each process says something at least once a second (`process_part.py`). One that serves and is silent for too long
+(`tidegate/runtime/process_silence.py`) hangs: the kernel would give its sockets connections for ever, which nobody
+accepts. It is killed, with a traceback if it can still write one, and started again as one that ended by itself.
+
 A process gets its file descriptors by inheritance, its part by the channel, and the parent's process id, so that the
 kernel ends it with its parent. What it says on stdout and stderr goes where the parent's does.
 """
@@ -24,6 +28,7 @@ from gateway.workers.messages import CannotStart, FromParent, FromProcess, Leave
 from gateway.workers.process_part import member_name
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
+from tidegate.runtime.process_silence import ProcessSilence, silent_words
 from tidegate.runtime.spawned_process import SpawnedProcess, spawn
 from tidegate.workers.exit_status import describe_exit
 
@@ -60,6 +65,8 @@ class GatewayProcess:
         self._process: SpawnedProcess | None = None
         self._channel: ProcessChannel[FromProcess] | None = None
         self._not_started = ""  # that the system gave no process, and why
+        self._hung = ""  # it was killed for its silence
+        self._silence: ProcessSilence | None = None  # from when it serves
         self._task = OwnedTask(self._live, name=f"process {self.name}")
 
     @property
@@ -78,7 +85,7 @@ class GatewayProcess:
         code = self._process.returncode if self._process is not None else None
         if code is None:
             return "runs"
-        how = describe_exit(code, exited="ended with exit code", killed="was ended by")
+        how = describe_exit(code, exited="ended with exit code", killed="was ended by") + self._hung
         return how + (f": {self.why_not}" if self.why_not and code >= 0 else "")
 
     async def start(self) -> Self:
@@ -137,6 +144,22 @@ class GatewayProcess:
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
+    def is_hung(self) -> bool:
+        """Whether it serves, and is silent for too long. To be asked every `LOOK_S`."""
+        return self._silence is not None and self._silence.is_hung() and self.state == "ready"
+
+    def starts_for_s(self, now: float) -> float:
+        """How long it has been starting; 0 where it serves or did."""
+        return now - self.started_at if self.state == "starting" else 0.0
+
+    def kill_hung(self) -> None:
+        """End it for its silence, by a signal at which it still says on stderr where it stands, and the next time by
+        one that cannot be held up."""
+        by = signal.SIGKILL if self._hung else signal.SIGABRT
+        self._hung = ", for it hung in its start" if self.state == "starting" else silent_words()
+        log.error("a process of this gateway hangs, and is killed", process=self.name, pid=self.pid, by=by.name)
+        self._signal(by)
+
     async def gone(self, within_s: float) -> None:
         """Return when it is over; after so long it is killed."""
         try:
@@ -175,6 +198,8 @@ class GatewayProcess:
 
     async def _hear(self, channel: ProcessChannel[FromProcess]) -> None:
         async for message in channel.messages():
+            if self._silence is not None:
+                self._silence.spoken()
             try:
                 self._take(message)
             except Exception:  # a defect with one message must not end the hearing of all others
@@ -183,7 +208,7 @@ class GatewayProcess:
     def _take(self, message: FromProcess) -> None:
         match message:
             case Serving():
-                self.serving = message
+                self.serving, self._silence = message, ProcessSilence(self.pid)
                 self._turn("ready")
                 self.settled.set()
             case CannotStart(reason):

@@ -47,10 +47,11 @@ from tidegate.fleet.messages import BadMessage
 from tidegate.models.manifest import Manifest
 from tidegate.runtime.logs import Level
 from tidegate.runtime.owned_task import OwnedTask
+from tidegate.runtime.process_silence import SPEAKS_EVERY_S
 from tidegate.servers.handed_sockets import HandedSockets
 
 REPORT: Final = "report"
-SAID_EVERY_S: Final = 1.0
+SAID_EVERY_S: Final = SPEAKS_EVERY_S
 log = structlog.get_logger(__name__)
 SaidT = TypeVar("SaidT", bound=msgspec.Struct)
 

@@ -1,6 +1,7 @@
 """The supervisor is the parent of a gateway in several processes, which it starts, restarts, and ends in order.
 
     start     ports are bound → keeper and workers, side by side → all serve → ready
+    silence   one that hangs, serving or in its start, is killed
     death     another worker accepts what connects to the dead one's sockets, until its successor serves
     in turn   worker by worker: the successor serves → the predecessor leaves → the next; then the keeper
     end       workers drain, all at once → the keeper, by which they reach devices until then
@@ -52,6 +53,7 @@ from tidegate.runtime import events
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.process import StartError
+from tidegate.runtime.process_silence import LOOK_S
 from tidegate.servers.address import cannot_listen, check_free
 from tidegate.servers.handed_sockets import bind_sets
 
@@ -146,6 +148,7 @@ class GatewaySupervisor:
             for place in self._places:
                 self._spawn_task(self._keep(place), f"keeps {member_name(place.number)}")
             await self._all_serve()
+            self._spawn_task(self._watch(), "watches its processes")
             self._stack = self._stack.pop_all()
         return self
 
@@ -302,6 +305,15 @@ class GatewaySupervisor:
         log.error("a process of this gateway ended", process=process.name, how=why, again_in_s=round(delay_s, 2))
         events.emit("worker_ended", name=process.name, how=why)
         await clock.sleep(delay_s)
+
+    async def _watch(self) -> None:
+        """Kill what is silent: one that serves, or whose start takes for ever. The rest is a death like any other."""
+        while not self._stopping:
+            await clock.sleep(LOOK_S)
+            now = clock.now()
+            for process in [one for place in self._places for one in place.processes]:
+                if process.is_hung() or process.starts_for_s(now) > STARTS_WITHIN_S:
+                    process.kill_hung()
 
     async def _replace(self, place: _ProcessSlot) -> None:
         before = place.current

@@ -129,7 +129,9 @@ async def test_behind_a_gateway_a_killed_server_costs_no_request(tmp_path: Path)
 
 
 @pytest.mark.slow
-async def test_a_killed_server_comes_back_while_the_other_answers_and_a_signal_ends_all(tmp_path: Path) -> None:
+async def test_a_killed_server_and_one_that_hangs_come_back_while_the_other_answers(
+    tmp_path: Path,
+) -> None:
     port = free_ports(2)
     keys = {"grpc_port": port, "servers": 2, "warmup_budget_s": 0.5, "device": "cpu"}
     config = tmp_path / "pool.yaml"
@@ -149,9 +151,15 @@ async def test_a_killed_server_comes_back_while_the_other_answers_and_a_signal_e
         back = await _event(parent, "server_ready")
         assert back["name"] == "pool-1" and back["pid"] != pids["pool-1"]
         assert await _answers(port + 1)
+        os.kill(pids["pool-0"], signal.SIGSTOP)  # its ports stay open, and nothing is answered there
+        ended = await _event(parent, "server_ended")
+        assert (ended["name"], ended["how"]) == ("pool-0", "was ended by SIGKILL, silent for 5 s")
+        assert await _answers(port + 1)
+        unstuck = await _event(parent, "server_ready")
+        assert unstuck["name"] == "pool-0" and await _answers(port)
         parent.terminate()
         assert await asyncio.wait_for(parent.wait(), WITHIN_S) == 0
-        for pid in (pids["pool-0"], back["pid"]):
+        for pid in (unstuck["pid"], back["pid"]):
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
     finally:

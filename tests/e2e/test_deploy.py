@@ -48,6 +48,12 @@ def test_systemd_waits_until_a_process_has_drained(profile: str, role: str) -> N
     assert waits_s >= config.drain_s + 5.0, "the parts close one after another after the drain"
 
 
+@pytest.mark.parametrize("role", PROFILES.values())
+def test_systemd_hears_of_a_process_when_it_serves_and_that_it_lives(role: str) -> None:
+    unit = (DEPLOY / "systemd" / f"tidegate-{role}.service").read_text()
+    assert "\nType=notify\n" in unit and re.search(r"^WatchdogSec=\d+$", unit, re.M) and "TimeoutStartSec=" in unit
+
+
 @pytest.mark.parametrize("page", ["edge-device", "accelerators"])
 def test_what_the_unit_closes_and_a_key_needs_is_opened_by_the_drop_in_of_the_page(page: str) -> None:
     unit = (DEPLOY / "systemd" / "tidegate-edge.service").read_text()

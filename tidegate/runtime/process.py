@@ -12,9 +12,12 @@ turns debugging logs on, and off again.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast
 
@@ -26,6 +29,7 @@ from tidegate.models.repository import RepositoryError
 from tidegate.runtime import events
 from tidegate.runtime.lifeline import die_with_parent, end_after_parent
 from tidegate.runtime.logs import LEVELS, Format, Level, configure_logging
+from tidegate.runtime.service_manager import STOPPING, ServiceManager
 
 EXITS_WITHIN_S: Final = 10.0  # of its drain's end, before it is taken to hang
 log = structlog.get_logger(__name__)
@@ -91,21 +95,31 @@ def run(
     """
     if parent_pid is not None:
         die_with_parent(parent_pid)
+    with suppress(OSError, ValueError, AttributeError, RuntimeError):  # there is no stderr
+        faulthandler.enable()  # who ends a hanging process by SIGABRT (systemd, a parent) has it say where it stands
     try:
         config = load(model, path) if read is None else read()
         named: ProcessSettings = cast(Any, config)
         configure_logging(f"{role}/{named.name}", level=named.log_level, form=named.log_format)
         if parent_pid is not None:
             end_after_parent(parent_pid, after_s=named.drain_s + EXITS_WITHIN_S)
-        with asyncio.Runner(loop_factory=loop_factory) as runner:
-            runner.run(until_signal(serve(config)))
+        manager = ServiceManager.of(os.environ, os.getpid())
+        if parent_pid is not None:
+            manager = ServiceManager()  # it is its parent's
+        with events.heard_by(manager.hear), asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(_served(serve(config), manager))
     except (ConfigError, RepositoryError, StartError) as error:
         events.emit("failed", role=role, reason=str(error))
         click.echo(f"the {role} cannot start: {error}", err=True)
         sys.exit(1)
 
 
-async def until_signal(serving: Coroutine[Any, Any, None]) -> None:
+async def _served(serving: Coroutine[Any, Any, None], manager: ServiceManager) -> None:
+    async with manager.watching():
+        await until_signal(serving, on_stop=lambda: manager.say(STOPPING))
+
+
+async def until_signal(serving: Coroutine[Any, Any, None], *, on_stop: Callable[[], None] = lambda: None) -> None:
     """Await `serving`, and cancel it once at the first SIGINT or SIGTERM; its own errors come through."""
     task = asyncio.ensure_future(serving)
     loop = asyncio.get_running_loop()
@@ -115,6 +129,7 @@ async def until_signal(serving: Coroutine[Any, Any, None]) -> None:
         nonlocal stopped
         if not stopped:
             stopped = True
+            on_stop()
             task.cancel()
 
     for signum in (signal.SIGINT, signal.SIGTERM):

@@ -52,6 +52,7 @@ from tidegate.outcome import (
 )
 from tidegate.pipeline.plan import StepPlan
 from tidegate.runtime.spawned_process import SpawnedProcess, spawn
+from tidegate.runtime.starvation import awake_s, starved_s
 from tidegate.token_sink import TokenSink
 from tidegate.types import Buffer
 from tidegate.workers import channel
@@ -61,7 +62,6 @@ from tidegate.workers.exit_status import describe_exit
 from tidegate.workers.generation.active_sequences import ActiveSequences
 from tidegate.workers.generation.messages import SequenceToChild, StepTaken, UnexpectedMessage
 from tidegate.workers.sandbox import SandboxMode
-from tidegate.workers.starvation import awake_s, starved_s
 
 PIPELINE = 2
 _HELLO = 0  # the id under which the child's first message is awaited; calls count from 1

@@ -1,6 +1,7 @@
-"""The system will not start a process: what becomes of its place, of a restart in turn, and of what was opened for it.
+"""Processes that do not start, or that hang: what becomes of their place, of a restart in turn, and of what was opened.
 
-The supervisor and its sockets are real. Its processes are small ones that say they serve and do nothing.
+The supervisor and its sockets are real. Its processes are small ones that say they serve, again and again, and do
+nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import yaml
 from gateway.config.gateway import GatewayConfig
 from gateway.workers import gateway_process, supervisor
 from gateway.workers.gateway_process import GatewayProcess
-from gateway.workers.messages import Leave, Member, PartAssignment, Serving
+from gateway.workers.messages import Leave, Member, PartAssignment, Serving, Tell
 from gateway.workers.supervisor import CannotReplace, GatewaySupervisor
 from tidegate import clock
 from tidegate.config import load
-from tidegate.runtime import events
+from tidegate.runtime import events, process_silence
 from tidegate.runtime.process import StartError
 from tidegate.runtime.spawned_process import SpawnedProcess, spawn
 
@@ -35,11 +36,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]  # a gateway that has l
 
 REASON = f"could not be started: [Errno {errno.EAGAIN}] {os.strerror(errno.EAGAIN)}"
 SERVES_UNTIL_TOLD = """
-import socket, sys
+import select, signal, socket, sys
 end = socket.socket(fileno=int(sys.argv[1]))
+signal.signal(signal.SIGUSR1, lambda *_: [None for _ in iter(int, 1)])  # hangs
 end.sendall(bytes.fromhex(sys.argv[2]))
-while length := end.recv(4, socket.MSG_WAITALL):
-    if end.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL) == bytes.fromhex(sys.argv[3]):
+while True:
+    if not select.select([end], [], [], 0.2)[0]:
+        end.sendall(bytes.fromhex(sys.argv[3]))
+        continue
+    length = end.recv(4, socket.MSG_WAITALL)
+    if not length or end.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL) == bytes.fromhex(sys.argv[4]):
         break
 """
 
@@ -49,21 +55,29 @@ class Spawns:
 
     Attributes:
         fails: of each of the next calls, whether it fails, as it does where there are too many processes.
+        hang: of each of the next processes, whether it says nothing.
     """
 
     def __init__(self) -> None:
         self.fails: list[bool] = []
+        self.hang: list[bool] = []
         self.pids: list[int] = []
 
     def __call__(self, command: Sequence[str], **keys: Any) -> SpawnedProcess:
         if self.fails and self.fails.pop(0):
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        said, leave = msgspec.msgpack.encode(Serving(addresses={}, models=[])), msgspec.msgpack.encode(Leave())
-        words = (len(said).to_bytes(4, "big") + said).hex(), leave.hex()
+        words = [*map(_framed, (Serving(addresses={}, models=[]), Tell("keeper", "alive", b"")))]
+        words.append(msgspec.msgpack.encode(Leave()).hex())
         channel_fd = command[command.index("--part") + 1]
-        process = spawn([sys.executable, "-I", "-S", "-c", SERVES_UNTIL_TOLD, channel_fd, *words], **keys)
+        program = "import time; time.sleep(100)" if self.hang and self.hang.pop(0) else SERVES_UNTIL_TOLD
+        process = spawn([sys.executable, "-I", "-S", "-c", program, channel_fd, *words], **keys)
         self.pids.append(process.pid)
         return process
+
+
+def _framed(message: msgspec.Struct) -> str:
+    encoded = msgspec.msgpack.encode(message)
+    return (len(encoded).to_bytes(4, "big") + encoded).hex()
 
 
 @pytest.fixture
@@ -130,6 +144,42 @@ async def test_a_process_that_a_nameless_signal_ends_is_started_again(
         os.kill(_members(gateway)["worker-1"].pid, number)
         await _until(lambda: _members(gateway)["worker-1"].state == "ready" and bool(ends))
     assert ends == [("worker-1", f"was ended by signal {int(number)}")]
+
+
+@pytest.mark.parametrize("name", ["keeper", "worker-1"])
+@pytest.mark.parametrize(("by", "ended_by"), [(signal.SIGUSR1, "SIGABRT"), (signal.SIGSTOP, "SIGKILL")])
+async def test_a_process_that_is_silent_is_killed_and_started_again(
+    tmp_path: Path,
+    spawns: Spawns,
+    ends: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    by: signal.Signals,
+    ended_by: str,
+) -> None:
+    monkeypatch.setattr(process_silence, "HANGS_AFTER_S", 2.0)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.2)
+    async with _gateway(tmp_path) as gateway:
+        before = _members(gateway)
+        await clock.sleep(2.5)
+        assert ends == [] and _members(gateway).keys() == before.keys()
+        os.kill(before[name].pid, by)
+        await _until(lambda: bool(ends) and _members(gateway)[name].state == "ready")
+        after = _members(gateway)
+    assert ends == [(name, f"was ended by {ended_by}, silent for 2 s")]
+    assert {one for one in after if after[one].pid != before[one].pid} == {name}
+
+
+async def test_a_process_whose_start_never_ends_is_killed_and_started_again(
+    tmp_path: Path, spawns: Spawns, ends: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _gateway(tmp_path) as gateway:
+        monkeypatch.setattr(supervisor, "STARTS_WITHIN_S", 1.0)
+        monkeypatch.setattr(supervisor, "LOOK_S", 0.2)
+        spawns.hang = [True]
+        os.kill(_members(gateway)["worker-1"].pid, signal.SIGKILL)
+        await _until(lambda: len(ends) == 2 and _members(gateway)["worker-1"].state == "ready")
+    assert ends[1] == ("worker-1", "was ended by SIGABRT, for it hung in its start")
 
 
 async def test_a_keeper_whose_successor_the_system_would_not_start_at_once_is_replaced_all_the_same(

@@ -124,6 +124,20 @@ async def test_a_connection_that_waits_for_a_dead_worker_is_taken_by_another(gat
     assert [one for one in answers if isinstance(one, BaseException) or one.status != 200] == []
 
 
+async def test_a_connection_that_waits_for_a_worker_that_hangs_is_taken_by_another(gateway: GatewayProcesses) -> None:
+    async with aiohttp.ClientSession() as session:
+        worker = (await gateway.members(session))["worker-1"]["pid"]
+        os.kill(worker, signal.SIGSTOP)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as callers:
+            url = gateway.addresses["http"] + INFER
+            asked = [callers.post(url, json=BODY, headers=HEADERS) for _ in range(40)]
+            answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 30.0)
+        await gateway.until_members(session, **{"worker-1": worker})
+        members = await gateway.members(session)
+    assert [one for one in answers if isinstance(one, BaseException) or one.status != 200] == []
+    assert members["worker-1"]["why"] == "worker-1 was ended by SIGKILL, silent for 5 s"
+
+
 async def test_restarting_in_turn_under_load_refuses_no_connection_and_loses_no_request(
     gateway: GatewayProcesses,
 ) -> None:

@@ -11,8 +11,8 @@ from tests.cloud_pool.workers_support import text
 from tests.support.loop import elapsed, on_virtual_time
 from tests.support.pool.fake_worker import FakeWorker
 from tidegate import clock
+from tidegate.runtime.starvation import starved_s
 from tidegate.workers.process import EngineSpec, WorkerDied
-from tidegate.workers.starvation import starved_s
 
 PATIENCE_S, TAKES_S = 1.0, 2.5
 
