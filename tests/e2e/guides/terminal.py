@@ -91,7 +91,8 @@ class Terminal:
         running = [one for one in started if not has_ended(one)]  # the shell may not have waited yet for one that has
         for one in running:
             one.send_signal(2)
-        _, left = psutil.wait_procs(running, timeout=ENDS_WITHIN_S)
+        _, waited_for = psutil.wait_procs(running, timeout=ENDS_WITHIN_S)
+        left = [one for one in waited_for if not has_ended(one)]
         assert self._shell.stdin is not None and self._shell.stdout is not None
         self._shell.stdin.close()
         for still in [one for one in deep if not has_ended(one)]:
