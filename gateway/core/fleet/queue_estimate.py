@@ -96,7 +96,7 @@ class QueueEstimate:
         self._entries: dict[int, QueuedAttempt] = {}  # by attempt, in order of launch
         self._own_s = 0.0  # work of all entries
         self._since_s = 0.0  # work of the attempts that no report covers yet
-        self._head: int | None = None  # the attempt that is taken to be computed; None: no one is
+        self._head: int | None = None  # the attempt that is taken to be computed; None: none of those that are left
         self._head_s = 0.0  # its work
         self._head_since = 0.0  # when its compute began: it was sent, or one before it came back
         self.reported_at = 0.0
