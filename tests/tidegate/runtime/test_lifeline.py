@@ -7,8 +7,10 @@ killed.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -179,4 +181,8 @@ async def test_a_process_whose_loop_hangs_does_not_outlive_its_parent_for_long(h
             pid = int(parent.stdout.readline())
         finally:
             parent.kill()
-    await until_ended(pid, within_s=10.0)
+    try:
+        await until_ended(pid, within_s=10.0)
+    finally:
+        with suppress(ProcessLookupError):  # else it would take a core for ever
+            os.kill(pid, signal.SIGKILL)
