@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from cloud_pool.config import PoolConfig
 from cloud_pool.servers import handed_config, serve_several
 from tidegate import clock
 from tidegate.runtime import events
-from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.owned_task import OwnedTask
 from tidegate.runtime.process import process_options, run
 from tidegate.runtime.process_silence import SPEAKS_EVERY_S
 
@@ -63,11 +63,8 @@ async def serve(config: PoolConfig, *, alone: bool = False, one_of_servers: bool
         events.emit("ready", **app.ready_event())
         if alone:
             click.echo("\n".join(app.words()), err=True)
-        speaking = asyncio.create_task(_speak(), name="word to the parent") if one_of_servers else None
-        try:
+        async with OwnedTask(_speak, name="word to the parent") if one_of_servers else nullcontext():
             await app.failed()
-        finally:
-            await cancel_and_wait(*filter(None, [speaking]))
 
 
 async def _speak() -> None:

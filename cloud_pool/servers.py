@@ -34,7 +34,7 @@ from tidegate.runtime import events
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.ports import try_listen
 from tidegate.runtime.process import StartError
-from tidegate.runtime.process_silence import LOOK_S, ProcessSilence, silent_words
+from tidegate.runtime.process_silence import LOOK_S, ProcessSilence
 from tidegate.runtime.spawned_process import PipedProcess, spawn_piped
 from tidegate.servers.address import format_address
 from tidegate.workers.exit_status import describe_exit
@@ -97,7 +97,6 @@ class PoolServer:
         self._backoff = Backoff(random.random, base_s=0.5, cap_s=30.0)
         self._process: PipedProcess | None = None
         self._began_at = 0.0
-        self._hung = False  # the last one was killed for its silence
 
     @property
     def pid(self) -> int:
@@ -105,7 +104,7 @@ class PoolServer:
 
     async def start(self) -> None:
         """Return when it serves. Raises StartError: it could not be started, or ended before."""
-        self.ready, self._process, self._began_at, self._hung = {}, None, clock.now(), False
+        self.ready, self._process, self._began_at = {}, None, clock.now()
         try:
             self._process = await self._spawn()
         except OSError as error:
@@ -176,28 +175,23 @@ class PoolServer:
         process = self._process
         if process is None:
             return "could not be started"
+        silence = ProcessSilence(process.pid)
         with suppress(OSError):
-            silence = ProcessSilence(process.pid)
             while await self._speaks(process, silence):
                 pass
         await process.wait()
         process.close()
-        return self._how(process) + (silent_words() if self._hung else "")
+        return self._how(process) + silence.ended_for
 
     async def _speaks(self, process: PipedProcess, silence: ProcessSilence) -> bool:
-        """Read what it says, for a look's time: that it says something is all that matters of it. False at its end.
-
-        One that hangs is ended by a signal at which it still says on stderr where it stands, and at the next look by
-        one that cannot be held up.
-        """
+        """Read what it says, for a look's time: that it says something is all that matters of it. False at its end."""
         try:
             async with asyncio.timeout(LOOK_S):
                 said = await process.stdout.read(MOST_LINE_BYTES)
         except TimeoutError:
             if silence.is_hung():
-                by = signal.SIGKILL if self._hung else signal.SIGABRT
+                by = silence.end_by()
                 log.error("a server of this pool hangs, and is killed", server=self.name, pid=process.pid, by=by.name)
-                self._hung = True
                 process.send_signal(by)
             return True
         silence.spoken()

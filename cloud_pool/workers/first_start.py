@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.owned_task import cancel_and_wait, until_one_ends
 from tidegate.runtime.process import StartError
 
 log = structlog.get_logger("supervisor")
@@ -79,9 +79,6 @@ async def _until_all_are(tasks: Sequence[asyncio.Task[None]], events: Sequence[a
 
     waiting = asyncio.create_task(all_set(), name="first start")
     try:
-        await asyncio.wait((*tasks, waiting), return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.done():
-                task.result()
+        await until_one_ends((*tasks, waiting))
     finally:
         await cancel_and_wait(waiting)

@@ -27,7 +27,7 @@ from tidegate.metrics.generated import GeneratedCounts
 from tidegate.models.manifest import Manifest
 from tidegate.outcome import Unreachable
 from tidegate.runtime.backoff import Backoff
-from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.owned_task import cancel_and_wait, until_one_ends
 from tidegate.runtime.process import StartError
 from tidegate.serving.generation.generating_variant import GeneratingVariant
 from tidegate.serving.generation.sequence_queue import SequenceQueue
@@ -191,9 +191,7 @@ class GeneratingWorkers:
         tasks = [task for tasks in self._tasks.values() for task in tasks]
         if not tasks:
             await asyncio.get_running_loop().create_future()
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await until_one_ends(tasks)
 
     async def _start_or_leave_out(self, variant: VariantWorkers) -> None:
         key, manifest = variant.loadable.key, variant.loadable.manifest

@@ -37,7 +37,7 @@ from tidegate.fleet.offers import ModelState, WorkerReport
 from tidegate.models.manifest import Manifest
 from tidegate.outcome import InternalError, OutOfMemory, ServeError, Unreachable
 from tidegate.runtime.backoff import Backoff
-from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.owned_task import cancel_and_wait, until_one_ends
 from tidegate.runtime.process import StartError
 from tidegate.workers.lost_workers import report_of
 from tidegate.workers.process import WorkerDied
@@ -180,9 +180,7 @@ class PoolSupervisor:
         """Wait for the end of a supervision itself, which only a defect brings: raises it."""
         if not self._tasks:
             await asyncio.get_running_loop().create_future()
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await until_one_ends(self._tasks)
 
     async def _start_one(self) -> list[Replica]:
         """Start one worker, again and again where it dies of a model that is left out; returns the other replicas.

@@ -28,7 +28,7 @@ from gateway.workers.messages import CannotStart, FromParent, FromProcess, Leave
 from gateway.workers.process_part import member_name
 from tidegate import clock
 from tidegate.runtime.owned_task import OwnedTask
-from tidegate.runtime.process_silence import ProcessSilence, silent_words
+from tidegate.runtime.process_silence import ProcessSilence
 from tidegate.runtime.spawned_process import SpawnedProcess, spawn
 from tidegate.workers.exit_status import describe_exit
 
@@ -65,8 +65,7 @@ class GatewayProcess:
         self._process: SpawnedProcess | None = None
         self._channel: ProcessChannel[FromProcess] | None = None
         self._not_started = ""  # that the system gave no process, and why
-        self._hung = ""  # it was killed for its silence
-        self._silence: ProcessSilence | None = None  # from when it serves
+        self._silence: ProcessSilence | None = None
         self._task = OwnedTask(self._live, name=f"process {self.name}")
 
     @property
@@ -85,7 +84,8 @@ class GatewayProcess:
         code = self._process.returncode if self._process is not None else None
         if code is None:
             return "runs"
-        how = describe_exit(code, exited="ended with exit code", killed="was ended by") + self._hung
+        how = describe_exit(code, exited="ended with exit code", killed="was ended by")
+        how += self._silence.ended_for if self._silence is not None else ""
         return how + (f": {self.why_not}" if self.why_not and code >= 0 else "")
 
     async def start(self) -> Self:
@@ -107,6 +107,7 @@ class GatewayProcess:
         try:
             with theirs:
                 self._process = self._execute(theirs.fileno())
+                self._silence = ProcessSilence(self.pid)
             self._channel = await ProcessChannel.open(ours, FromProcess)
         except BaseException:
             ours.close()
@@ -153,10 +154,9 @@ class GatewayProcess:
         return now - self.started_at if self.state == "starting" else 0.0
 
     def kill_hung(self) -> None:
-        """End it for its silence, by a signal at which it still says on stderr where it stands, and the next time by
-        one that cannot be held up."""
-        by = signal.SIGKILL if self._hung else signal.SIGABRT
-        self._hung = ", for it hung in its start" if self.state == "starting" else silent_words()
+        """End it for its silence, or for a start without an end."""
+        assert self._silence is not None
+        by = self._silence.end_by("for it hung in its start") if self.state == "starting" else self._silence.end_by()
         log.error("a process of this gateway hangs, and is killed", process=self.name, pid=self.pid, by=by.name)
         self._signal(by)
 
@@ -208,7 +208,7 @@ class GatewayProcess:
     def _take(self, message: FromProcess) -> None:
         match message:
             case Serving():
-                self.serving, self._silence = message, ProcessSilence(self.pid)
+                self.serving = message
                 self._turn("ready")
                 self.settled.set()
             case CannotStart(reason):

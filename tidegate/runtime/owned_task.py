@@ -20,7 +20,7 @@ rounds catches it inside the round; a task whose defect must end the process has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Self
 
 import structlog
@@ -96,8 +96,13 @@ async def first_to_end(*waits: Coroutine[Any, Any, None], name: str) -> None:
     """
     tasks = [asyncio.create_task(one, name=name) for one in waits]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+        await until_one_ends(tasks)
     finally:
         await cancel_and_wait(*tasks)
+
+
+async def until_one_ends(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Wait until one of another owner's tasks has ended, and raise what it raised. At least one is needed."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()

@@ -103,9 +103,7 @@ def run(
         configure_logging(f"{role}/{named.name}", level=named.log_level, form=named.log_format)
         if parent_pid is not None:
             end_after_parent(parent_pid, after_s=named.drain_s + EXITS_WITHIN_S)
-        manager = ServiceManager.of(os.environ, os.getpid())
-        if parent_pid is not None:
-            manager = ServiceManager()  # it is its parent's
+        manager = ServiceManager.of(os.environ, os.getpid() if parent_pid is None else None)
         with events.heard_by(manager.hear), asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(_served(serve(config), manager))
     except (ConfigError, RepositoryError, StartError) as error:

@@ -3,10 +3,14 @@
 Its exit is no matter of this: a process whose event loop hangs holds its ports open, and connections to them wait for
 ever. Seconds that are no fault of its own do not count: those in which it was ready and got no core, and those in which
 this process stood still itself (a suspended machine, a debugger), when what it has said lies unread.
+
+One that hangs is ended by SIGABRT, at which it still says on stderr where it stands, and if that does nothing by
+SIGKILL, which cannot be held up.
 """
 
 from __future__ import annotations
 
+import signal
 from typing import Final
 
 from tidegate import clock
@@ -21,9 +25,10 @@ _STOOD_STILL_S: Final = 1.0  # later than that a look is this process's own dela
 class ProcessSilence:
     """Of the process of this id: call `spoken` when something is heard of it, and `look` every `LOOK_S`."""
 
-    __slots__ = ("_heard_at", "_looked_at", "_pid", "_starved_before_s")
+    __slots__ = ("_heard_at", "_looked_at", "_pid", "_starved_before_s", "ended_for")
 
     def __init__(self, pid: int) -> None:
+        self.ended_for = ""  # what it was ended for, to be told behind how it ended
         self._pid = pid
         self._looked_at = clock.now()
         self.spoken()
@@ -43,10 +48,11 @@ class ProcessSilence:
         """Look, and whether it is silent for too long."""
         return self.look() > HANGS_AFTER_S
 
+    def end_by(self, why: str = "") -> signal.Signals:
+        """The signal to end it by; the next time, the one after that. Args: why: "": for its silence."""
+        by = signal.SIGKILL if self.ended_for else signal.SIGABRT
+        self.ended_for = f", {why or f'silent for {HANGS_AFTER_S:g} s'}"
+        return by
+
     def __repr__(self) -> str:
         return f"<ProcessSilence of {self._pid}: {clock.now() - self._heard_at:.1f} s>"
-
-
-def silent_words() -> str:
-    """How the end of one that was killed for it is told, behind what it ended by."""
-    return f", silent for {HANGS_AFTER_S:g} s"

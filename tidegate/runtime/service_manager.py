@@ -40,10 +40,16 @@ class ServiceManager:
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
 
     @classmethod
-    def of(cls, environment: MutableMapping[str, str], pid: int) -> Self:
-        """The one that started the process of this id, if one did; its variables are taken out of the environment."""
+    def of(cls, environment: MutableMapping[str, str], pid: int | None) -> Self:
+        """The one that started the process of this id, if one did; its variables are taken out of the environment.
+
+        Args:
+            pid: None: this process has a parent that speaks for it.
+        """
         address = environment.pop("NOTIFY_SOCKET", "")
         silence, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+        if pid is None:
+            return cls()
         is_watched = silence.isdigit() and int(silence) > 0 and whose in ("", str(pid))
         return cls(address, int(silence) / 1e6 if is_watched else None)
 
