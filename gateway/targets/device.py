@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Self
 
-from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkUp
+from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkUp, RedialFailed
 from gateway.core.fleet.target import TargetSpec
 from gateway.targets.accepted_link import AcceptedLink
 from gateway.targets.link import LinkTarget
@@ -152,6 +152,10 @@ class DeviceTarget:
             self._stranger = not self._spec.static and event.name != self.id
             if self._stranger:
                 event = LinkDown(self.id, f"whoever answers at {self._spec.address} is {event.name}")
+        elif isinstance(event, RedialFailed):
+            if self._accepted is None:
+                self._on_event(event)
+            return
         elif self._stranger and not isinstance(event, LinkDown):
             return  # its load and its life are no evidence for the device that we wanted
         if isinstance(event, LinkDown):

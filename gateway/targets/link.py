@@ -1,8 +1,8 @@
 """A target of our own, over a link stream that this side keeps up.
 
 One task dials, greets, and runs the stream until it ends; then says `LinkDown` once and dials again, for as long as
-the target exists. Every dial is a new channel and so a new connection: a stream that fell silent because its TCP
-connection is half open must not be put back on that same connection.
+the target exists. Each of those dials that fails is told by `RedialFailed`. Every dial is a new channel and so a new
+connection: a stream that fell silent because its TCP connection is half open must not be put back on that same one.
 
 A link that was steady is dialled again at once: what broke is most often the connection (a NAT, a proxy, a flap), and
 requests wait. Further dials keep a full-jitter distance, counted from dial to dial: on a path that swallows packets
@@ -21,7 +21,7 @@ from math import inf
 
 import structlog
 
-from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp, RedialFailed
 from gateway.targets.attestation_verifier import AttestationVerifier, TargetAttestation
 from gateway.targets.dial_address import unchecked_address
 from tidegate import __version__, clock
@@ -221,7 +221,9 @@ class LinkTarget:
                 await asyncio.gather(appraising, return_exceptions=True)
 
     def _down(self, reason: str, *, in_order: bool = False) -> None:
-        """Report once per change: when an open link ends, and when the first dial fails."""
+        """Report once per change: when an open link ends, and when the first dial fails; and that later ones do."""
         if self._up or self._down_reason is None:
             self._on_event(LinkDown(self._id, reason, in_order))
+        else:
+            self._on_event(RedialFailed(self._id))
         self._up, self._down_reason = False, reason

@@ -399,8 +399,8 @@ class _Unhedged:
     def may_hedge(self, share: float = 1.0) -> bool:
         return self._hedging.may_hedge(share)
 
-    def may_fall_back(self) -> bool:
-        return self._hedging.may_fall_back()
+    def may_fall_back(self, share: float = 1.0) -> bool:
+        return self._hedging.may_fall_back(share)
 
     def avoid(self, tried: Sequence[Candidate], *, apart: bool = False) -> Collection[str]:
         return self._hedging.avoid(tried, apart=apart)

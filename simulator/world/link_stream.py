@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final, Protocol
 
-from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp, RedialFailed
 from simulator.event_queue import EventQueue
 from simulator.workers.job import SimulatedJob
 from simulator.workers.worker import SimulatedWorker
@@ -294,6 +294,8 @@ class SimulatedStream:
         if self.up:
             self.up = False
             self._on_event(LinkDown(self.worker.id, reason))
+        else:
+            self._on_event(RedialFailed(self.worker.id))
         pending, self._pending = self._pending, {}
         for job, waiting in pending.items():
             self.worker.give_up(job, now)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
-from gateway.core.fleet.link_events import LinkLoad
+from gateway.core.fleet.link_events import LinkDown, LinkEvent, LinkLoad, LinkUp, RedialFailed
+from gateway.core.fleet.target import TargetSpec
 from gateway.targets.device import DeviceTarget
 from gateway.targets.link import LinkTarget
 from gateway.targets.target import Target
+from tests.support.gateway.app import until
 from tests.support.gateway.targets import AT_ONCE_S, MIB, Bench, Server, connected
 from tests.support.serving.hosts import echo_request
 from tidegate import clock
@@ -100,6 +103,25 @@ async def test_only_a_link_that_flaps_is_dialled_again_after_a_pause(
             await bench.until(lambda: bench.ups() == 2)
     await server.kill()
     assert len(drawn) == waits
+
+
+@pytest.mark.parametrize("as_device", [False, True])
+async def test_a_dial_that_fails_after_a_link_was_lost_is_told(as_device: bool) -> None:
+    server = Server()
+    await server.start()
+    events: list[LinkEvent] = []
+
+    def make(tell: Callable[[LinkEvent], None]) -> LinkTarget:
+        address = f"127.0.0.1:{server.port}"
+        return LinkTarget("edge/a", address, gateway_name="test", on_event=tell, draw=lambda: 0.1)
+
+    spec = TargetSpec("edge/a", "edge", f"127.0.0.1:{server.port}")
+    async with DeviceTarget(spec, make, events.append) if as_device else make(events.append):
+        await until(lambda: any(isinstance(one, LinkUp) for one in events))
+        await server.kill()
+        await until(lambda: any(isinstance(one, RedialFailed) for one in events))
+        kinds = [type(one) for one in events if isinstance(one, LinkDown | RedialFailed)]
+    assert kinds[:2] == [LinkDown, RedialFailed]
 
 
 async def test_a_half_open_link_is_found_by_its_silence_and_replaced_on_a_new_connection() -> None:

@@ -18,6 +18,9 @@ their rent, and sending long requests there, was simulated (eight paced edges, t
 
     strain   the share of the time to spare that the chosen target's queue takes: wait / (budget − link − compute)
     loss     the chance of being late, where the queue has a part in it; what the link does is no reason to shed
+
+Of later attempts only a full queue tells something: the time that they lack went by elsewhere. Where all connections of
+a fleet were reset, hundreds of milliseconds of them were taken for overload, and work that had room was shed.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ class AdmissionGuard:
         if chosen is None:
             return decision
         strain = queue_pressure(chosen, ask.deadline - now)
-        if not exclude:
+        is_first = not (exclude or ask.again)
+        if is_first:
             refusal = self._judge(decision, chosen, strain, now)
             if refusal is not None:
                 return _refused(decision, refusal)
@@ -69,7 +73,7 @@ class AdmissionGuard:
         if target.refusals and target.expects_refusal(now):
             decision, chosen = self._elsewhere(decision, chosen, quota, now, exclude)
             strain = queue_pressure(chosen, ask.deadline - now)
-        observer = TenantCharge(self.admission, quota, chosen, ask.deadline, strain)
+        observer = TenantCharge(self.admission, quota, chosen, ask.deadline, strain if is_first else None)
         return decision.choosing(chosen.observed_by(observer))
 
     def _elsewhere(
@@ -114,12 +118,15 @@ class AdmissionGuard:
 
 
 class TenantCharge:
-    """Observes one attempt: its tenant pays, and admission learns. See `attempt_observer.py`."""
+    """Observes one attempt: its tenant pays, and admission learns. See `attempt_observer.py`.
+
+    Args: strain: None: it is a later attempt.
+    """
 
     __slots__ = ("_admission", "_charged_s", "_deadline", "_quota", "_share", "_strain", "_tier")
 
     def __init__(
-        self, admission: Admission, quota: TenantQuota, candidate: Candidate, deadline: float, strain: float
+        self, admission: Admission, quota: TenantQuota, candidate: Candidate, deadline: float, strain: float | None
     ) -> None:
         self._admission = admission
         self._quota = quota
@@ -156,12 +163,12 @@ class TenantCharge:
         if compute_s is not None:
             self._quota.spend(self._tier, self._share * compute_s - self._charged_s, now)
             self._admission.limit.answered(queue_s, compute_s, now)
-        self._admission.overload.attempt_ended(lost=0.0 < now - self._deadline < queue_s)
+        self._admission.overload.attempt_ended(lost=self._strain is not None and 0.0 < now - self._deadline < queue_s)
 
     def refused(self, now: float, *, full: bool) -> None:
         self._quota.spend(self._tier, -self._charged_s, now)
         # Where no queue was seen, it was the link that took the time which was missing at the target.
-        lost = full or self._strain > _STRAIN_OF_LOST
+        lost = full or self._is_strained()
         self._admission.overload.attempt_ended(lost=lost)
         if lost:
             self._admission.limit.dropped(now)
@@ -172,7 +179,10 @@ class TenantCharge:
     def cancelled(self, now: float) -> None:
         """What was charged stays charged: whether it was computed is not known. At the deadline it is a miss."""
         if now >= self._deadline - _EARLY_S:
-            self._admission.overload.attempt_ended(lost=self._strain > _STRAIN_OF_LOST)
+            self._admission.overload.attempt_ended(lost=self._is_strained())
+
+    def _is_strained(self) -> bool:
+        return self._strain is not None and self._strain > _STRAIN_OF_LOST
 
     def __repr__(self) -> str:
         return f"<TenantCharge {self._quota.name} {self._charged_s:.4f} s on {self._tier}>"

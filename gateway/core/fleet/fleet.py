@@ -33,7 +33,7 @@ from gateway.core.estimate.service_cost import CostModel
 from gateway.core.fleet.attestation import CONNECTION_ENDED
 from gateway.core.fleet.concurrency_credit import ConcurrencyCredit
 from gateway.core.fleet.ejection import SLOW_START_S, EjectionPolicy
-from gateway.core.fleet.link_events import LinkAttested, LinkEvent, LinkLoad, LinkRtt, LinkUp
+from gateway.core.fleet.link_events import LinkAttested, LinkEvent, LinkLoad, LinkRtt, LinkUp, RedialFailed
 from gateway.core.fleet.offer_index import Offer, OfferIndex
 from gateway.core.fleet.pricing import TIER, Tier, byte_price_of, price_of
 from gateway.core.fleet.queue_estimate import QueueEstimate
@@ -55,7 +55,7 @@ from tidegate.types import LoadReport
 
 LOOK_AGAIN_S: Final = 0.01  # whether a link that was lost just now is back
 STATIC_REDIAL_S: Final = 1.5  # configured targets are few, are meant to be there, and much hangs on each
-_LONGEST_HOPE_S: Final = 0.25  # an early refusal serves the caller better than a late one
+_LONGEST_HOPE_S: Final = 0.25  # of a dial that nothing is heard of: an early refusal serves the caller better
 _PRIOR_RTT_S: Final[dict[Tier, float]] = {"edge": 0.002, "pool": 0.005, "site": 0.02}
 
 
@@ -103,7 +103,7 @@ class Fleet:
         self._slots: dict[str, int] = {}  # by target that generates: how many at a time, as believed
         self.slots = 0  # of all of them together
         self._drifts: dict[str, dict[OfferKey, AnswerDrift]] = {}  # by target, also while it is away
-        self._redialled_by = 0.0  # until then a link that was lost just now may be back
+        self._hoped_by: dict[str, float] = {}  # by target whose link was lost: until then it may be back
         self.scarcity = 1.0  # how many times its plain price the cloud costs
         self._cloud: set[str] = set()  # targets whose price it is
         self._metered: set[str] = set()
@@ -160,6 +160,7 @@ class Fleet:
             target.siblings.forget(target_id)
             self._costs.forget(target_id)
             self._unlist(target)
+            self._hoped_by.pop(target_id, None)
             self.balance.forget(target_id)
             self._metered.discard(target_id)
             self._cloud.discard(target_id)
@@ -217,13 +218,15 @@ class Fleet:
                 target.path_breaker.heard(now)
                 self._look(target, event.rtt_s, now)
             case LinkUp():
+                self._hoped_by.pop(target.id, None)
                 self._came_up(target, event, now)
+            case RedialFailed():
+                self._hoped_by.pop(target.id, None)
             case LinkAttested():
                 target.attestation = event.attestation
             case _:  # LinkDown, the only one left
                 if target.up and not event.in_order:
-                    hope_s = min(_LONGEST_HOPE_S, target.link.patience_s(now))
-                    self._redialled_by = max(self._redialled_by, now + hope_s)
+                    self._hoped_by[target.id] = now + _LONGEST_HOPE_S
                 self._went_down(target, event.reason, now)
 
     def heard(
@@ -300,10 +303,10 @@ class Fleet:
     def retry_after_s(self, now: float) -> float | None:
         """In how many seconds a target may be usable again; None when none is expected.
 
-        Soon after a link was lost, which is dialled again at once; else when the next ejected target gets its probe, or
-        one that is configured and down its next dial.
+        Soon after a link was lost, which is dialled again at once, until that dial has failed; else when the next
+        ejected target gets its probe, or one that is configured and down its next dial.
         """
-        if now < self._redialled_by:
+        if any(now < by for by in self._hoped_by.values()):
             return LOOK_AGAIN_S
         ejected = [self.targets[target_id] for target_id in self.balance.ejected]
         waits_s = [max(0.0, one.breaker.retry_at - now, one.path_breaker.retry_at - now) for one in ejected]

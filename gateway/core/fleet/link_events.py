@@ -1,8 +1,8 @@
 """Link events are what a gateway learns from its connections to targets, as values that the fleet view folds.
 
-A link reports five things: it is up (with the other side's name, epoch and offers), it is down (with the reason in
-words), the other side's load changed, how long a frame takes there and back, and what its evidence has shown. Unary
-targets send the ones they can know.
+A link reports six things: it is up (with the other side's name, epoch and offers), it is down (with the reason in
+words), a dial after that has failed, the other side's load changed, how long a frame takes there and back, and what its
+evidence has shown. Unary targets send the ones they can know.
 
 Between one `LinkUp` and the next `LinkDown` of a target every other event belongs to that connection;
 the (epoch, sequence) of a load report orders it with the reports that come over MQTT. Nothing here has a time:
@@ -42,6 +42,13 @@ class LinkDown:
 
 
 @dataclass(frozen=True, slots=True)
+class RedialFailed:
+    """It was lost and could not be dialled anew: it is not back in a moment."""
+
+    target_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class LinkLoad:
     """A load report that came without an answer (which has its own in the `Reply`). `offers` None: not changed."""
 
@@ -66,4 +73,4 @@ class LinkAttested:
     attestation: Attestation
 
 
-LinkEvent = LinkUp | LinkDown | LinkLoad | LinkRtt | LinkAttested
+LinkEvent = LinkUp | LinkDown | RedialFailed | LinkLoad | LinkRtt | LinkAttested

@@ -76,7 +76,7 @@ class ProbePlacer:
         decision = self._placement.decide(ask, now, exclude)
         if isinstance(decision.refusal, NothingAlive):
             return self._last_chance(decision, exclude)
-        if decision.chosen is None or exclude:
+        if decision.chosen is None or exclude or ask.again:
             return decision
         probe = self._on_trial(decision, exclude) if self._fleet.balance.ejected else None
         if probe is None and now >= self._recheck_at:

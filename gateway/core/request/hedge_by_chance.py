@@ -104,8 +104,8 @@ class ChanceHedging:
     def may_hedge(self, share: float = 1.0) -> bool:
         return self.tokens.spend(share)
 
-    def may_fall_back(self) -> bool:
-        return self.tokens.overdraw()
+    def may_fall_back(self, share: float = 1.0) -> bool:
+        return self.tokens.overdraw(share)
 
     def avoid(self, tried: Sequence[Candidate], *, apart: bool = False) -> Collection[str]:
         domains = {failure_domain(one.offered.target.spec) for one in tried}

@@ -84,8 +84,8 @@ class HedgePolicy(Protocol):
     def may_hedge(self, share: float = 1.0) -> bool:
         """Spend so much of a hedge; False: there is nothing to spend."""
 
-    def may_fall_back(self) -> bool:
-        """Spend a fallback after a failure; False: too many were spent lately."""
+    def may_fall_back(self, share: float = 1.0) -> bool:
+        """Spend a fallback after a failure that lost this share of an attempt's work; False: too much was, lately."""
 
 
 class DeadlineHedging:
@@ -118,7 +118,7 @@ class DeadlineHedging:
     def may_hedge(self, share: float = 1.0) -> bool:
         return True
 
-    def may_fall_back(self) -> bool:
+    def may_fall_back(self, share: float = 1.0) -> bool:
         return True
 
     def __repr__(self) -> str:
@@ -151,6 +151,17 @@ def next_look_at(
     if first_by is not None and first_by - now > 2 * AGAIN_S:
         half_s = min(half_s, (first_by - now) / 2)
     return now + (min(half_s, OVERDUE_AGAIN_S) if is_overdue else half_s)
+
+
+def computed_share(watched: PendingAttempt, now: float) -> float:
+    """The share of an attempt's compute that its target has done by now, 0 to 1: nothing while it is in a queue.
+
+    By its target's promise, or without one by what was foreseen at its launch.
+    """
+    candidate = watched.candidate
+    shown_at = watched.launched_at + candidate.finish_s if watched.promised_at is None else watched.promised_at
+    left_s = shown_at - candidate.link_s / 2 - now
+    return min(1.0, max(0.0, 1.0 - left_s / candidate.compute_s)) if candidate.compute_s > 0.0 else 1.0
 
 
 def is_silent(promised_at: float | None, now: float, deadline: float) -> bool:

@@ -95,6 +95,7 @@ from gateway.core.request.hedging import (
     DeadlineHedging,
     HedgePolicy,
     PendingAttempt,
+    computed_share,
     next_look_at,
 )
 from gateway.core.request.resumption import STALLED, Resumption, StreamTrouble, shown_in_s
@@ -185,9 +186,9 @@ class RequestMachine:
 
     __slots__ = (
         "_arrived_at", "_ask", "_beginning", "_begun", "_due_at", "_errors", "_escalations", "_handovers", "_hedge_at",
-        "_hedges", "_hedging", "_held", "_launched", "_launched_before", "_lost", "_max_attempts", "_may_look",
-        "_pending", "_placement", "_provisional", "_reasons", "_resumed", "_resumption", "_shown_unsure", "_successor",
-        "_tried", "_watched", "_whole", "decision", "done",
+        "_hedges", "_hedging", "_held", "_launched", "_launched_before", "_lost", "_lost_share", "_max_attempts",
+        "_may_look", "_pending", "_placement", "_provisional", "_reasons", "_resumed", "_resumption", "_shown_unsure",
+        "_successor", "_tried", "_watched", "_whole", "decision", "done",
     )  # fmt: skip
 
     def __init__(
@@ -218,6 +219,7 @@ class RequestMachine:
         self._tried: list[str] = []  # targets that had their chance: those whose connection ended under it had none
         self._pending: set[int] = set()
         self._errors: list[tuple[str, ServeError]] = []  # (target, why), in order
+        self._lost_share = 1.0  # of the compute of the attempt that failed last
         self._hedge_at: float | None = None
         self._may_look = False
         self._hedging: int | None = None  # the attempt that was launched beside a silent one
@@ -355,6 +357,9 @@ class RequestMachine:
         self._errors.append((self._launched[attempt].target.id, error))
         if self._begun is not None:
             return [*self._drop_successor(gone=True), *self._go_on(error, now)]
+        self._lost_share = 1.0
+        if isinstance(error, Disconnected | DeadlineExceeded):
+            self._lost_share = computed_share(self._watched[attempt], now)
         if isinstance(error, Disconnected):
             self._tried.remove(self._launched[attempt].target.id)
         held = self._beginning
@@ -415,6 +420,8 @@ class RequestMachine:
 
     def _fall_back(self, error: ServeError, now: float) -> list[Action]:
         """Another attempt after the last one failed with `error`, if there is a target and it may be paid."""
+        if not self._ask.again:
+            self._ask = self._ask._replace(again=True)
         decision = self._placement.decide(self._ask, now, self._tried)
         if decision.refusal is not None and self._lost is not None:
             # The caller has a part of the answer: a target that was left before may be well again.
@@ -430,7 +437,9 @@ class RequestMachine:
 
     def _may_pay(self, error: ServeError) -> bool:
         """Spend another attempt after `error`. A second opinion overdraws nothing, which failovers may need."""
-        return self._hedges.may_hedge() if isinstance(error, InvalidRequest) else self._hedges.may_fall_back()
+        if isinstance(error, InvalidRequest):
+            return self._hedges.may_hedge()
+        return self._hedges.may_fall_back(self._lost_share)
 
     # an answer that has begun
 
@@ -624,7 +633,7 @@ class RequestMachine:
         self._watched.append(PendingAttempt(chosen, now, None, reason == PROBE, decision.best_apart() or other))
         # A provisional answer is insurance enough. After the one hedge a request may still move (`_hedge`).
         is_insured = self._provisional is not None or self._beginning is not None
-        self._may_look = may_look = not is_insured and len(self._launched) < self._max_attempts
+        self._may_look = may_look = not is_insured and self._may_launch(now)
         self._hedge_at = self._hedges.first_look(self._ask, chosen, other, now) if other and may_look else None
         answered = 0 if self._lost is None or self._resumption is None else len(self._resumption.answer)
         return [Launch(attempt, chosen, decision.ask, answered), self._wake()]
@@ -672,13 +681,14 @@ class RequestMachine:
 
         The last one goes to another tier, where one takes it: what two targets of a tier have in common may be broken.
         """
-        if self._launched_before == 0 and 1 < len(self._launched) == self._max_attempts - 1:
-            apart = self._hedges.avoid(self._launched, apart=True)
+        tried = [one for one in self._launched if one.target.id in self._tried]
+        if self._launched_before == 0 and 1 < len(tried) == self._max_attempts - 1:
+            apart = self._hedges.avoid(tried, apart=True)
             if apart:
                 decision = self._placement.decide(self._ask, now, apart)
                 if decision.refusal is None:
                     return decision, True
-        return self._placement.decide(self._ask, now, self._hedges.avoid(self._launched)), False
+        return self._placement.decide(self._ask, now, self._hedges.avoid(tried)), False
 
     def _move(self, hopeless: int, decision: Decision, why: str, now: float) -> list[Action]:
         """Take the attempt that will not be in time out of its queue, as if it had been refused."""

@@ -133,6 +133,7 @@ class Resumption:
             body_bytes=ask.body_bytes + _ID_BYTES * given,
             generation=generation,
             ids=True,
+            again=True,
         )
 
     def begun(self, candidate: Candidate, now: float) -> float:

@@ -9,14 +9,23 @@ is its request's only chance and may overdraw the budget by as much as it can ho
 dies with a few dozen requests under way loses none, and a fleet that fails for good is not asked everything three
 times.
 
-A race to a generation's first token loses a prompt and no answer, so it costs that share of a token.
+A race to a generation's first token loses a prompt and no answer, so it costs that share of a token. A connection that
+ends takes all requests with it that were under way on it, most of which waited in the target's queue: a fallback after
+it costs the share of the attempt that had been computed, as one does after a target's word that it will be too late.
+Charged as wholes, the requests of a few targets behind a switch that restarts thrice spent the budget, and the others
+were refused while their targets were back.
 
-Invariants: −cap <= tokens <= cap; over any stretch of n requests at most n · share + 2 · cap second attempts.
+Invariants: −cap <= tokens <= cap; over any stretch of n requests what second attempts lose is at most n · share +
+2 · cap attempts' work, and there are at most ten times as many.
 Source: Finagle's RetryBudget; gRFC A6 (retry throttling); docs/design/routing.md, "Retry budget" (0.04 per request, cap
 30).
 """
 
 from __future__ import annotations
+
+from typing import Final
+
+_LEAST_SHARE: Final = 0.1  # an attempt is a decision and a message at the least
 
 
 class TokenBudget:
@@ -44,9 +53,9 @@ class TokenBudget:
         self.suppressed += not spent
         return spent
 
-    def overdraw(self) -> bool:
-        """For a fallback."""
-        return self._take(1.0, down_to=-self._cap)
+    def overdraw(self, share: float = 1.0) -> bool:
+        """For a fallback. Args: share: of an attempt's work, that the failed one had done, 0 to 1."""
+        return self._take(max(_LEAST_SHARE, share), down_to=-self._cap)
 
     def _take(self, share: float, down_to: float) -> bool:
         if self.tokens - share < down_to:

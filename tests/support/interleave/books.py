@@ -51,20 +51,22 @@ class Purse:
     def __init__(self, tokens: TokenBudget, share: float, cap: float) -> None:
         self._purse = tokens
         self._share, self._cap, self._tokens = share, cap, cap
-        self._earned = self._spent = 0
+        self._earned, self._spent = 0, 0.0
 
     def earn(self) -> None:
         self._tokens = min(self._cap, self._tokens + self._share)
         self._earned += 1
 
-    def spend(self) -> None:
-        self._tokens -= 1.0
-        self._spent += 1
+    def spend(self, share: float) -> None:
+        self._tokens -= share
+        self._spent += share
 
     def check(self) -> None:
         assert isclose(self._purse.tokens, self._tokens, abs_tol=1e-6), f"{self._purse} should have {self._tokens}"
         assert -self._cap <= self._purse.tokens <= self._cap, "a purse has a bottom and a lid"
-        assert self._spent <= self._earned * self._share + 2 * self._cap, "second attempts are a share of the first"
+        assert self._spent <= self._earned * self._share + 2 * self._cap, (
+            "what second attempts lose is a share of the first"
+        )
 
 
 class Bookkeeping:

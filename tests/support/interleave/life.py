@@ -69,8 +69,10 @@ class Life:
         "hides",
         "launched",
         "left",
+        "lost_share",
         "machine",
         "places",
+        "said",
         "signature",
         "wake_at",
         "words",
@@ -98,6 +100,8 @@ class Life:
         self._hedges = 0
         self._moved_from: TargetView | None = None
         self._promised: set[int] = set()  # attempts that were acknowledged
+        self.said: dict[int, float] = {}  # by attempt, when its target said that it would be done there
+        self.lost_share = 1.0  # of the compute of the attempt that failed last
         self._unsure: list[int] = []  # attempts whose answers, or their beginnings, are in hand
         self.hides: set[int] = set()  # attempts whose beginnings are held back, or were
         self.doubted: set[int] = set()  # of those, the ones that were judged unsure
@@ -187,8 +191,8 @@ class Life:
     def _hedge(self, candidate: Candidate, event: Event) -> None:
         self._hedges += 1
         self.words.append("hedges")
-        before = {one.target.spec.tier for one in self.launched}
-        is_apart = self._hedges == 2 and len(self.launched) == 2 and candidate.target.spec.tier not in before
+        before = {one.target.spec.tier for one in self.launched if one.target.id in self._targets}
+        is_apart = self._hedges == 2 and len(self._targets) == 2 and candidate.target.spec.tier not in before
         assert self._hedges == 1 or is_apart, "one hedge a request, and a second to another tier than two that owe"
         assert not self._unsure, "an answer in hand is insurance enough"
         assert not self.hides & set(self.attempts), "nor is a beginning silence"

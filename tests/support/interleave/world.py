@@ -44,7 +44,7 @@ from tests.support.interleave.door import Door
 from tests.support.interleave.draws import Profile, again, pick, variants_of
 from tests.support.interleave.life import Event, Life, WatchedPlaces
 from tidegate.fleet.offers import ModelOffer
-from tidegate.outcome import Disconnected, ServeError, Unreachable
+from tidegate.outcome import DeadlineExceeded, Disconnected, ServeError, Unreachable
 from tidegate.types import Accepted, LoadReport
 
 
@@ -146,6 +146,7 @@ class World:
         life, number = picked
         accepted = Accepted(int(9 * y), pick(draws.PROMISES_S, y) * (0.5 + z))
         life.attempts[number].accepted(self.now, accepted)
+        life.said[number] = self.now + accepted.finish_in_s
         self._perform(life, life.machine.accepted(number, accepted, self.now), "accepted", number)
 
     def attempt_begins(self, x: float, y: float, z: float) -> None:
@@ -350,7 +351,7 @@ class World:
         for action in actions:
             match action:
                 case Launch():
-                    self._pays("moved" if moves else event)
+                    self._pays("moved" if moves else event, life.lost_share)
                     self._launch(life, action)
                 case WakeAt(at):
                     life.wake_at = at
@@ -363,13 +364,16 @@ class World:
         if life.over:
             self._end(life)
 
-    def _pays(self, event: str) -> None:
-        """A first attempt earns, what was refused or promised late is placed again for nothing, all others are paid."""
+    def _pays(self, event: str, lost_share: float) -> None:
+        """A first attempt earns, what was refused or promised late is placed again for nothing, all others are paid.
+
+        After a failure it is what the failed one had computed that is paid for.
+        """
         quota = self._escalation_purse if event in ("unsure", "doubted") else self._hedging_purse
         if quota is not None and event == "arrived":
             quota.earn()
         elif quota is not None and event in ("failed", "timer", "accepted", "unsure", "doubted"):
-            quota.spend()
+            quota.spend(max(0.1, lost_share) if event == "failed" else 1.0)
 
     def _launch(self, life: Life, launch: Launch) -> None:
         attempt = AttemptTelemetry(launch.candidate, next(self._keys), life.ask.units, self.now, life.ask.body_bytes)
@@ -393,6 +397,12 @@ class World:
 
     def _fail(self, life: Life, number: int, error: ServeError, draw: float) -> None:
         attempt = life.attempts[number]
+        life.lost_share = 1.0
+        if isinstance(error, Disconnected | DeadlineExceeded):
+            candidate = attempt.candidate
+            done_at = life.said.get(number, attempt.launched_at + candidate.finish_s - candidate.link_s / 2)
+            computed_s = candidate.compute_s - (done_at - self.now)
+            life.lost_share = sorted((0.0, computed_s / candidate.compute_s, 1.0))[1]
         self._ends(attempt, "failed", error)
         attempt.failed(error, self.now, draw)
         self._over(life, number)

@@ -341,6 +341,29 @@ def test_refusals_for_want_of_time_are_the_queues_fault_only_where_there_was_one
         assert door.overload.lost == lost
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_later_attempt_tells_of_a_full_queue_and_of_nothing_else(again: bool) -> None:
+    """The time that it lacks went by elsewhere: with a link that was reset, or in another target's queue."""
+    fleet = fleet_of(edge_a=variant(compute_s=0.1))
+    busy(fleet, "edge/a", 8, due_in_s=9.0)
+    door = admission_of()
+    chosen = AdmissionGuard(Placer(fleet), fleet, door).decide(ask(budget_s=2.0)._replace(again=again), NOW).chosen
+    assert chosen is not None and chosen.observer is not None
+    chosen.observer.refused(NOW, full=False)
+    chosen.observer.cancelled(NOW + 2.0)
+    chosen.observer.answered(1.0, None, NOW + 2.1)
+    assert door.overload.lost == (0.0 if again else 3.0)
+    chosen.observer.refused(NOW, full=True)
+    assert door.overload.lost == (1.0 if again else 4.0)
+
+
+def test_in_overload_no_later_attempt_is_shed() -> None:
+    gate, now = overloaded_gate()
+    hopeless = next(one for one in (ask(at=now, budget_s=0.02 * n) for n in range(1, 20))
+                    if isinstance(gate.decide(one, now).refusal, Overloaded))  # fmt: skip
+    assert not isinstance(gate.decide(hopeless._replace(again=True), now).refusal, Overloaded)
+
+
 def test_a_queue_with_no_time_to_spare_is_all_strain() -> None:
     fleet = fleet_of(edge_a=variant(compute_s=0.1))
     busy(fleet, "edge/a", 2, due_in_s=9.0)

@@ -71,6 +71,13 @@ def test_a_target_on_trial_gets_a_request_that_can_bear_it(
     assert {one.target.id for one in decision.candidates} >= {"edge/b", "pool/main"}, "others stay for the fallback"
 
 
+def test_what_is_placed_anew_is_nobodys_trial() -> None:
+    fleet = three()
+    broken(fleet, "edge/a")
+    now = NOW + 0.51
+    assert where(placed(fleet, prioritized(LOW, at=now)._replace(again=True), now)) == ("edge/b", "cheapest")
+
+
 @pytest.mark.parametrize("queued_s", [0.0, 0.45])
 def test_a_request_that_would_hardly_be_answered_elsewhere_is_the_trial_at_once(queued_s: float) -> None:
     fleet = fleet_of(edge_a=variant(compute_s=0.010), edge_b=variant(compute_s=0.020))

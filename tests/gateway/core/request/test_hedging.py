@@ -14,8 +14,10 @@ from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse,
 from gateway.core.request.token_budget import TokenBudget
 from tests.support.gateway.crossing import GONE, Scene, edge_and_pool
 from tests.support.gateway.fleets import NOW, ask, variant
-from tidegate.outcome import Overloaded, ServeError
+from tidegate.outcome import Disconnected, Overloaded, ServeError
 from tidegate.types import Accepted
+
+CUT = Disconnected("connection reset")
 
 # the purse
 
@@ -29,6 +31,15 @@ def test_hedges_stop_first_and_fallbacks_may_overdraw() -> None:
         quota.earn()
     assert quota.spend()
     assert not quota.spend()
+
+
+def test_a_fallback_costs_what_the_failed_attempt_had_done_and_never_nothing() -> None:
+    quota = TokenBudget(share=0.0, cap=1.0)
+    for share, left in ((0.5, 0.5), (0.0, 0.4), (1.0, -0.6)):
+        assert quota.overdraw(share)
+        assert quota.tokens == pytest.approx(left)
+    assert not quota.overdraw(0.5)
+    assert quota.overdraw(0.0)
 
 
 @pytest.mark.slow
@@ -155,6 +166,29 @@ def test_a_hopeless_promise_moves_the_request_at_once_and_for_nothing() -> None:
     assert isinstance(answer, Answer)
     route = answer.route
     assert (route.reason, route.attempts, route.hedged, route.fallback) == ("fallback", 2, False, True)
+
+
+@pytest.mark.parametrize("cuts", [0, 1, 2, 3])
+def test_connections_that_ended_take_no_look_from_the_attempt_after_them(cuts: int) -> None:
+    """Where all were reset, the first target that is back gets everybody, and says at once who will be late."""
+    scene = edge_and_pool()
+    machine = machine_of(scene)
+    actions = machine.arrived(NOW)
+    for attempt in range(cuts):
+        assert launched(actions) == ["edge/a"]
+        actions = machine.failed(attempt, CUT, NOW + 0.001)
+    assert launched(machine.accepted(cuts, Accepted(9, 3.0), NOW + 0.010)) == ["pool/main"]
+
+
+def test_what_had_only_waited_in_a_queue_is_asked_elsewhere_for_little() -> None:
+    for computed, spent in ((-0.5, 0.1), (0.5, 0.5), (1.5, 1.0)):
+        scene = edge_and_pool()
+        machine = machine_of(scene)
+        (first, _) = machine.arrived(NOW)
+        assert isinstance(first, Launch)
+        machine.accepted(0, Accepted(2, 0.2), NOW)
+        machine.failed(0, CUT, NOW + 0.2 - (1.0 - computed) * first.candidate.compute_s)
+        assert scene.crossing.tokens.tokens == pytest.approx(30.0 - spent)
 
 
 def test_what_was_sent_into_a_silence_moves_by_two_looks_for_nothing_and_in_overload() -> None:

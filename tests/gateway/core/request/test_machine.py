@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.core.fleet.fleet import LOOK_AGAIN_S, Fleet
-from gateway.core.fleet.link_events import LinkDown, LinkUp
+from gateway.core.fleet.link_events import LinkDown, LinkUp, RedialFailed
 from gateway.core.placement.placer import Placer
 from gateway.core.placement.probing import ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer
@@ -376,6 +376,22 @@ def test_when_no_link_comes_back_soon_the_caller_is_told() -> None:
     one, _ = all_links_are_lost()
     one.failed(0, CUT, NOW)
     assert isinstance(refusal(one.timer(NOW + 0.3)), NothingAlive)
+
+
+def test_a_target_that_is_dialled_anew_is_waited_for_until_that_dial_has_failed() -> None:
+    one, fleet = all_links_are_lost()
+    at = woken_at(one.failed(0, CUT, NOW))
+    for _ in range(10):
+        at = woken_at(one.timer(at))
+    fleet.fold(RedialFailed("edge/a"), at)
+    assert isinstance(refusal(one.timer(at)), NothingAlive)
+    assert at < NOW + 0.2
+
+
+def test_a_target_that_is_forgotten_is_waited_for_no_longer() -> None:
+    one, fleet = all_links_are_lost()
+    fleet.remove("edge/a")
+    assert isinstance(refusal(one.failed(0, CUT, NOW)), NothingAlive)
 
 
 def test_who_has_no_time_to_wait_is_told_at_once() -> None:
