@@ -19,8 +19,8 @@ their rent, and sending long requests there, was simulated (eight paced edges, t
     strain   the share of the time to spare that the chosen target's queue takes: wait / (budget − link − compute)
     loss     the chance of being late, where the queue has a part in it; what the link does is no reason to shed
 
-Of later attempts only a full queue tells something: the time that they lack went by elsewhere. Where all connections of
-a fleet were reset, hundreds of milliseconds of them were taken for overload, and work that had room was shed.
+Of an attempt after a connection that ended only a full queue tells something: the time that it lacks went by elsewhere.
+Where all connections of a fleet were reset, what was late for it was taken for overload, and work with room was shed.
 """
 
 from __future__ import annotations
@@ -64,8 +64,7 @@ class AdmissionGuard:
         if chosen is None:
             return decision
         strain = queue_pressure(chosen, ask.deadline - now)
-        is_first = not (exclude or ask.again)
-        if is_first:
+        if not (exclude or ask.again):
             refusal = self._judge(decision, chosen, strain, now)
             if refusal is not None:
                 return _refused(decision, refusal)
@@ -73,7 +72,7 @@ class AdmissionGuard:
         if target.refusals and target.expects_refusal(now):
             decision, chosen = self._elsewhere(decision, chosen, quota, now, exclude)
             strain = queue_pressure(chosen, ask.deadline - now)
-        observer = TenantCharge(self.admission, quota, chosen, ask.deadline, strain if is_first else None)
+        observer = TenantCharge(self.admission, quota, chosen, ask.deadline, None if ask.again else strain)
         return decision.choosing(chosen.observed_by(observer))
 
     def _elsewhere(
@@ -120,7 +119,7 @@ class AdmissionGuard:
 class TenantCharge:
     """Observes one attempt: its tenant pays, and admission learns. See `attempt_observer.py`.
 
-    Args: strain: None: it is a later attempt.
+    Args: strain: None: a connection had ended under an attempt before it.
     """
 
     __slots__ = ("_admission", "_charged_s", "_deadline", "_quota", "_share", "_strain", "_tier")

@@ -36,5 +36,5 @@ class Ask(NamedTuple):
     begun: bool = False  # a generation whose beginning another target has written, given to this one in words
     home: str = ""  # the only target that will do: it remembers the sequence of which this is a step
     also_pays: str = ""  # the quota of a credential with limits that acts for the tenant
-    again: bool = False  # an attempt was made before this one, which took some of its time
+    again: bool = False  # a connection ended under an attempt before this one, which took some of its time
     left_out: Set[str] = NOTHING  # targets that are no candidates, though none of them was tried

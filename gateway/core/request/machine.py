@@ -420,7 +420,7 @@ class RequestMachine:
 
     def _fall_back(self, error: ServeError, now: float) -> list[Action]:
         """Another attempt after the last one failed with `error`, if there is a target and it may be paid."""
-        if not self._ask.again:
+        if not self._ask.again and isinstance(error, Disconnected):
             self._ask = self._ask._replace(again=True)
         decision = self._placement.decide(self._ask, now, self._tried)
         if decision.refusal is not None and self._lost is not None:

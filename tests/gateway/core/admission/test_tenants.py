@@ -342,7 +342,7 @@ def test_refusals_for_want_of_time_are_the_queues_fault_only_where_there_was_one
 
 
 @pytest.mark.parametrize("again", [False, True])
-def test_a_later_attempt_tells_of_a_full_queue_and_of_nothing_else(again: bool) -> None:
+def test_after_a_connection_that_ended_an_attempt_tells_of_a_full_queue_and_of_nothing_else(again: bool) -> None:
     """The time that it lacks went by elsewhere: with a link that was reset, or in another target's queue."""
     fleet = fleet_of(edge_a=variant(compute_s=0.1))
     busy(fleet, "edge/a", 8, due_in_s=9.0)
@@ -357,7 +357,7 @@ def test_a_later_attempt_tells_of_a_full_queue_and_of_nothing_else(again: bool) 
     assert door.overload.lost == (1.0 if again else 4.0)
 
 
-def test_in_overload_no_later_attempt_is_shed() -> None:
+def test_in_overload_nobody_is_shed_whose_connection_ended() -> None:
     gate, now = overloaded_gate()
     hopeless = next(one for one in (ask(at=now, budget_s=0.02 * n) for n in range(1, 20))
                     if isinstance(gate.decide(one, now).refusal, Overloaded))  # fmt: skip
