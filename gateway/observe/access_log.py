@@ -95,7 +95,7 @@ class AccessLog:
             return {}
         return {
             "feature": work.feature,
-            "units": work.units,
+            "units": round(work.units, 1),
             "cost_class": work.cost_class,
             "budget_ms": _ms(work.budget_s),
         }

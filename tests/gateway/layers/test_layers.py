@@ -194,7 +194,7 @@ async def test_observers_hear_of_every_beginning_and_end_once() -> None:
 def logged(*, ended: BaseException | None = None, reply: Reply = REPLY, **budgets: float) -> dict[str, Any]:
     lines: list[dict[str, Any]] = []
     log = AccessLog(
-        lambda call: WorkDescription("tokens", 23.0, "cheap", 2.0),
+        lambda call: WorkDescription("tokens", 23.3364, "cheap", 2.0),
         lambda event, **fields: lines.append({"event": event, **fields}),
     )
     one = Call(InferRequest("minilm", (), id="7"), "oip-http", 10.0, **budgets)  # type: ignore[arg-type]
@@ -220,6 +220,10 @@ def test_a_generations_line_has_its_tokens_and_how_fast_they_came() -> None:
     assert not whole.keys() & {"first_token_ms", "tokens_per_s"}
 
 
+def test_a_line_tells_of_expected_work_no_more_digits_than_anybody_reads() -> None:
+    assert logged()["units"] == 23.3
+
+
 def test_a_generations_line_leaves_out_counts_that_cannot_be_read() -> None:
     nonsense = InferResponse("talker", "1", (), parameters={"finish_reason": "bored"})
     assert "prompt_tokens" not in logged(reply=msgspec.structs.replace(REPLY, response=nonsense))
@@ -233,7 +237,7 @@ def test_an_answer_is_one_line_with_all_that_was_decided() -> None:
         "protocol": "oip-http",
         "outcome": "ok",
         "feature": "tokens",
-        "units": 23.0,
+        "units": 23.3,
         "cost_class": "cheap",
         "budget_ms": 2000.0,
         "served_by": "edge/a",
