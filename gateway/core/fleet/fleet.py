@@ -225,7 +225,7 @@ class Fleet:
             case LinkAttested():
                 target.attestation = event.attestation
             case _:  # LinkDown, the only one left
-                if target.up and not event.in_order:
+                if target.up and not event.in_order and target.spec.transport == "link":
                     self._hoped_by[target.id] = now + _LONGEST_HOPE_S
                 self._went_down(target, event.reason, now)
 
@@ -303,8 +303,9 @@ class Fleet:
     def retry_after_s(self, now: float) -> float | None:
         """In how many seconds a target may be usable again; None when none is expected.
 
-        Soon after a link was lost, which is dialled again at once, until that dial has failed; else when the next
-        ejected target gets its probe, or one that is configured and down its next dial.
+        Soon after a link was lost, which is dialled again at once, until that dial has failed (a server that is only
+        probed is asked again at its next probe); else when the next ejected target gets its probe, or one that is
+        configured and down its next dial.
         """
         if any(now < by for by in self._hoped_by.values()):
             return LOOK_AGAIN_S

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.core.fleet.fleet import LOOK_AGAIN_S, Fleet
 from gateway.core.fleet.link_events import LinkDown, LinkUp, RedialFailed
+from gateway.core.fleet.target import TargetSpec
 from gateway.core.placement.placer import Placer
 from gateway.core.placement.probing import ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer
@@ -386,6 +387,16 @@ def test_a_target_that_is_dialled_anew_is_waited_for_until_that_dial_has_failed(
     fleet.fold(RedialFailed("edge/a"), at)
     assert isinstance(refusal(one.timer(at)), NothingAlive)
     assert at < NOW + 0.2
+
+
+def test_a_server_that_did_not_answer_its_probe_is_not_waited_for() -> None:
+    fleet = fleet_of(edge_a=variant("int8", compute_s=0.010))
+    fleet.add(TargetSpec("pool/b", "pool", "b:1", "unary", foreign=True), NOW)
+    fleet.fold(LinkUp("pool/b", "pool/b", 0, (offer(),)), NOW)
+    fleet.fold(LinkDown("edge/a", "connection reset", in_order=True), NOW)
+    fleet.fold(LinkDown("pool/b", "no answer"), NOW)
+    one = RequestMachine(ask(budget_s=2.0), ProbePlacer(Placer(fleet), fleet, lambda: 0.5))
+    assert isinstance(refusal(one.arrived(NOW)), NothingAlive)
 
 
 def test_a_target_that_is_forgotten_is_waited_for_no_longer() -> None:
