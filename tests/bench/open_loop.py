@@ -131,7 +131,7 @@ class Callers:
             return 0, {}, b""
 
     async def _exchange(self, words: bytes) -> _Heard:
-        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._kept() or await asyncio.open_connection("127.0.0.1", self._port)
         try:
             writer.write(words)
             first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -142,6 +142,15 @@ class Callers:
             raise
         self._idle.append((reader, writer))
         return int(first.split()[1]), headers, body
+
+    def _kept(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
+        """A free connection that the gateway has not closed meanwhile, since nothing came over it for long."""
+        while self._idle:
+            reader, writer = self._idle.pop()
+            if not reader.at_eof():
+                return reader, writer
+            writer.close()
+        return None
 
     def _words(self, request: SimulatedRequest) -> bytes:
         shape = [request.kind.rows, request.length]
