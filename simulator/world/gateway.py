@@ -182,7 +182,14 @@ class SimulatedGateway:
             self._execute(self, request)
             return
         refused = RequestEnd(
-            kind.name, kind.priority, request.at, now, Outcome.OVERLOADED, in_time=False, tenant=kind.tenant
+            kind.name,
+            kind.priority,
+            request.at,
+            now,
+            Outcome.OVERLOADED,
+            in_time=False,
+            tenant=kind.tenant,
+            units=request.units,
         )
         self.end(request, refused)
 
@@ -471,6 +478,7 @@ class SimulatedExecution:
             in_time,
             served_by=served_by,
             tenant=kind.tenant,
+            units=self._request.units,
         )
 
     def _request_end(self, end: Answer | Refuse, now: float) -> RequestEnd:
@@ -479,7 +487,14 @@ class SimulatedExecution:
             if len(self._answer) and request_counts(self._request, self._gateway.tally):
                 self._gateway.tally.generations.broke_off(end.error)
             return RequestEnd(
-                kind.name, kind.priority, at, now, Outcome.of(end.error), in_time=False, tenant=kind.tenant
+                kind.name,
+                kind.priority,
+                at,
+                now,
+                Outcome.of(end.error),
+                in_time=False,
+                tenant=kind.tenant,
+                units=self._request.units,
             )
         if self._ask.generation is not None and request_counts(self._request, self._gateway.tally):
             self._gateway.tally.generations.ended(end.route.resumed, len(self._answer), self._wanted)
@@ -498,6 +513,7 @@ class SimulatedExecution:
             hedged=end.route.hedged,
             hedge_won=end.route.reason in ("hedge", RACE),
             tenant=kind.tenant,
+            units=self._request.units,
         )
 
     @property

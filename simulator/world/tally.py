@@ -38,6 +38,7 @@ class RequestEnd:
     hedged: bool = False
     hedge_won: bool = False
     tenant: str = ""
+    units: float = 0.0  # of its work
 
 
 @dataclass(slots=True)
