@@ -81,8 +81,10 @@ def simulate(
 class World:
     """The parts of one run. Mutable: `run` once."""
 
-    def __init__(self, loaded: LoadedScenario, policy: str, seed: int, *, tally: OutcomeTally | None = None) -> None:
-        """Args: tally: what counts, from the run's own instant on; None: the usual one."""
+    def __init__(
+        self, loaded: LoadedScenario, policy: str, seed: int, *, tally: Callable[[float], OutcomeTally] = OutcomeTally
+    ) -> None:
+        """Args: tally: makes what counts, from the instant that it is given on."""
         self.events = EventQueue()
         self.workers: dict[str, SimulatedWorker] = {}
         self.gateways: list[SimulatedGateway] = []
@@ -92,7 +94,7 @@ class World:
         self._seed = seed
         self._conditions = WorldConditions(loaded, seed)
         self._truth = PerfectKnowledge(self._scenario, seed, self._conditions)
-        self.tally = tally or OutcomeTally(SETTLING_S + self._scenario.warmup_s)
+        self.tally = tally(SETTLING_S + self._scenario.warmup_s)
         self._compute_before: dict[str, float] = {}
         self._build()
 

@@ -486,16 +486,7 @@ class SimulatedExecution:
         if isinstance(end, Refuse):
             if len(self._answer) and request_counts(self._request, self._gateway.tally):
                 self._gateway.tally.generations.broke_off(end.error)
-            return RequestEnd(
-                kind.name,
-                kind.priority,
-                at,
-                now,
-                Outcome.of(end.error),
-                in_time=False,
-                tenant=kind.tenant,
-                units=self._request.units,
-            )
+            return self._ended(now, Outcome.of(end.error), in_time=False, by=None)
         if self._ask.generation is not None and request_counts(self._request, self._gateway.tally):
             self._gateway.tally.generations.ended(end.route.resumed, len(self._answer), self._wanted)
         in_time = now <= self._ask.deadline and self._tokens.kept(self._ask)

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from simulator.baselines.policies import ORACLE
 from simulator.scenarios import scenario_file
 from simulator.scenarios.scenario_file import LoadedScenario
-from simulator.simulation import SETTLING_S, World
+from simulator.simulation import World
 from simulator.world.tally import OutcomeTally, RequestEnd, TallyGroup
 from tests.bench.fault_rows.stalls import BUDGETS_MS, LOADS, most_units
 from tests.bench.harness import cores, table
@@ -56,8 +56,9 @@ class Case(NamedTuple):
 
     def tally(self) -> SmallOnes:
         fleet = _fleet(self.fleet, self.budget_ms, self.load)
-        tally = SmallOnes(SETTLING_S + fleet.scenario.warmup_s, most_units(OF_THE_POOL, self.budget_ms))
-        World(fleet, self.policy, self.seed, tally=tally).run()
+        most = most_units(OF_THE_POOL, self.budget_ms)
+        tally = World(fleet, self.policy, self.seed, tally=lambda since: SmallOnes(since, most)).run().tally
+        assert isinstance(tally, SmallOnes)
         return tally
 
 
@@ -65,26 +66,31 @@ def main() -> None:
     cases = list(_cases())
     with ProcessPoolExecutor(len(cores())) as processes:
         tallies = dict(zip(cases, processes.map(Case.tally, cases), strict=True))
-    rows = []
-    small = []
-    for fleet in FLEETS:
-        for budget_ms in BUDGETS_MS:
-            shares = [
-                f"{_in_time_percent([tallies[Case(fleet, budget_ms, load, policy, seed)] for seed in SEEDS]):.1f}"
-                for load in LOADS
-                for policy in POLICIES
-            ]
-            rows.append((fleet, f"{budget_ms} ms", *shares))
-            if fleet == "the edges alone":
-                lost = [
-                    f"{_lost_percent([tallies[Case(fleet, budget_ms, load, policy, seed)] for seed in SEEDS]):.2f}"
-                    for load in LOADS
-                    for policy in POLICIES
-                ]
-                small.append((f"{most_units(OF_THE_POOL, budget_ms):g} units", f"{budget_ms} ms", *lost))
-    table(("in time, %", "budgets", *(f"{policy} at {load:g}" for load in LOADS for policy in POLICIES)), rows)
-    print("\nof the edges alone, requests of at most so many units:")
-    table(("lost, %", "budgets", *(f"{policy} at {load:g}" for load in LOADS for policy in POLICIES)), small)
+    columns = [(load, policy) for load in LOADS for policy in POLICIES]
+
+    def share(group: str, fleet: str, budget_ms: int, load: float, policy: str) -> float:
+        found: list[TallyGroup] = [
+            getattr(tallies[Case(fleet, budget_ms, load, policy, seed)], group) for seed in SEEDS
+        ]
+        return sum(one.in_time for one in found) / sum(one.arrivals for one in found)
+
+    rows = [
+        (fleet, f"{budget_ms} ms", *(f"{100 * share('all', fleet, budget_ms, *one):.1f}" for one in columns))
+        for fleet in FLEETS
+        for budget_ms in BUDGETS_MS
+    ]
+    heads = [f"{policy} at {load:g}" for load, policy in columns]
+    table(("in time, %", "budgets", *heads), rows)
+    rows = [
+        (
+            f"{most_units(OF_THE_POOL, budget_ms):g} units",
+            f"{budget_ms} ms",
+            *(f"{100 - 100 * share('small', FLEETS[-1], budget_ms, *one):.2f}" for one in columns),
+        )
+        for budget_ms in BUDGETS_MS
+    ]
+    print(f"\nof {FLEETS[-1]}, requests of at most so many units:")
+    table(("lost, %", "budgets", *heads), rows)
 
 
 def _cases() -> Iterator[Case]:
@@ -105,14 +111,6 @@ def _fleet(name: str, budget_ms: int, load: float) -> LoadedScenario:
         pools=() if name == "the edges alone" else whole.pools,
     )
     return loaded.replaced(changed.with_rate(load * KNEE_RPS))
-
-
-def _lost_percent(tallies: list[SmallOnes]) -> float:
-    return 100.0 - 100.0 * sum(one.small.in_time for one in tallies) / sum(one.small.arrivals for one in tallies)
-
-
-def _in_time_percent(tallies: list[SmallOnes]) -> float:
-    return 100.0 * sum(one.all.in_time for one in tallies) / sum(one.all.arrivals for one in tallies)
 
 
 if __name__ == "__main__":
