@@ -380,8 +380,9 @@ class SimulatedExecution:
         return 0 if generation is None else generation.max_tokens
 
     def _is_over(self, number: int) -> _SimulatedAttempt:
-        """An attempt has ended by itself: what was kept of it is given to the caller."""
+        """An attempt has ended by itself: what was kept of it is given to the caller, who may leave with that."""
         attempt = self._attempts[number]
+        attempt.is_over = True
         if attempt.keeps:
             self._release(number, attempt)
         return self._attempts.pop(number, attempt)
@@ -528,7 +529,7 @@ class _SimulatedAttempt:
 
     __slots__ = (
         "_body_bytes", "_chance", "_evidence", "_execution", "_first_at", "_job", "_number", "_stream", "came",
-        "candidate", "goes_on_after", "heard", "keeps",
+        "candidate", "goes_on_after", "heard", "is_over", "keeps",
     )  # fmt: skip
 
     def __init__(self, execution: SimulatedExecution, launch: Launch) -> None:
@@ -541,6 +542,7 @@ class _SimulatedAttempt:
         self.came = 0  # tokens of this attempt, that are here
         self.heard = 0  # of those the caller has so many, from this attempt or from one before
         self.keeps = False  # back what comes
+        self.is_over = False  # it has ended by itself, and its end is told
         self._body_bytes = execution.ask.body_bytes
         self._stream = gateway.streams[candidate.target.id]
         self._evidence = AttemptTelemetry(candidate, next(gateway.keys), launch.ask.units, now, self._body_bytes)
@@ -569,6 +571,8 @@ class _SimulatedAttempt:
 
     def give_up(self, *, hopeless: bool, error: ServeError | None = None) -> None:
         """The machine has cancelled it. Args: error: what that counts as."""
+        if self.is_over:
+            return
         now = self._execution.gateway.events.now
         if error is None:
             self._evidence.cancelled(now, hopeless=hopeless)

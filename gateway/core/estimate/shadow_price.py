@@ -13,10 +13,19 @@ shape: the delay that one more second of work causes to later arrivals grows as 
 tenths of a second. With FULL of a tenth a full target's second costs ten answers: work that brings less for it (a long
 text on a slow device) goes elsewhere, which is as it should be even if elsewhere is not sure to make it.
 
-Only this gateway's own work is counted. Invariants: prices are from 0 to MOST / FULL, and fall while nothing is sent.
+An engine that generates has slots instead, each of which an answer holds for its whole length. Whoever takes one of
+the last leaves none to a request that comes meanwhile, and such requests come at once where a link goes bad: all that
+could go to two places can go to one. Cheap devices that are filled to the last slot are of no help then. With n of c
+slots taken one more of them costs
+
+    price of a slot = SLOT · (n / c)²            in ordinary answers in time
+
+Only this gateway's own work is counted, and of slots what a target's last report has beyond it. Invariants: prices are
+from 0 to MOST / FULL, and to SLOT; they fall while nothing is sent.
 Source: docs/design/routing.md, "Shadow price of capacity"; "Queue externality" there has the harm to requests in
 the queue; simulated (office_wifi, four seeds, at 0.9 and 1.2 of the knee) this price is worth
-another 2.1 and 2.5 points.
+another 2.1 and 2.5 points. The price of a slot, SLOT and the square were chosen in simulation ("Shadow price of a slot"
+there).
 """
 
 from __future__ import annotations
@@ -27,6 +36,7 @@ from typing import Final
 MEMORY_S: Final = 0.5
 _FULL: Final = 0.1
 _MOST: Final = 10.0  # times a target's capacity: more says nothing new
+_SLOT: Final = 0.5  # answers: the last slot of an engine
 
 
 class ShadowPrice:
@@ -55,3 +65,14 @@ class ShadowPrice:
 
     def __repr__(self) -> str:
         return f"<ShadowPrice {self._rate:.2f} at {self._at:.3f}>"
+
+
+def slot_price(taken: float, slots: int) -> float:
+    """What one slot of an engine takes from generations still to come, in ordinary answers in time.
+
+    Args:
+        taken: sequences that wait or run there.
+        slots: 0: without a limit that is known, which has no price.
+    """
+    share = min(1.0, taken / slots) if slots else 0.0
+    return _SLOT * share * share

@@ -419,7 +419,7 @@ def estimate_generation(
     """The same of a generation, by the token pace of its variant there; finish and margin are of the whole answer."""
     target, pace, slots = offered.target, offered.cost.pace, offered.variant.slots
     link = target.link
-    there = pace.under_way + target.queue_estimate.others(now)
+    there = sequences_at(offered, now)
     places = offered.variant.places  # of a site, whose machines share what is there; else 1
     batch = min(there / places + 1.0, float(slots or there + 1.0) / places)
     batch = batch if batch > 1.0 else 1.0
@@ -459,6 +459,11 @@ def estimate_generation(
             cached_tokens=cached_tokens,
         ),
     )
+
+
+def sequences_at(offered: Offer, now: float) -> float:
+    """Generations that wait or run there: this gateway's, and what the target's last report has beyond them."""
+    return offered.cost.pace.under_way + offered.target.queue_estimate.others(now)
 
 
 def _time_or_tokens(target: TargetView, ask: GenerationAsk, share_s: float) -> float:

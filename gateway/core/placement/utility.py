@@ -12,7 +12,8 @@ cent outweighs five requests in a hundred, and on the other nothing does. Here e
               generation, which computes for seconds, a third of one. It is the operator's knob (`cost_weight`)
     harm      what is taken from requests that already wait there (`queue_externality.py`), or from answers that are
               being written there (`generation_time.py`)
-    rent      the shadow price (`shadow_price.py`) of what it adds to the queue: taken from requests still to come
+    rent      the shadow price (`shadow_price.py`) of what it adds to the queue, of a generation that of its slot: taken
+              from requests still to come
     EPSILON   an earlier answer is worth a little: shares the work among twins that are all sure to make it, and leaves
               time for a second attempt
 
@@ -48,6 +49,7 @@ from typing import Final, NamedTuple
 
 from gateway.core.estimate.calibration import Calibration, Prediction, apply_curve
 from gateway.core.estimate.queue_externality import InsertionCost, QueuePosition, insertion_cost
+from gateway.core.estimate.shadow_price import slot_price
 from gateway.core.estimate.token_calibration import (
     GenerationBudget,
     TokenCalibration,
@@ -74,6 +76,7 @@ from gateway.core.placement.placer import (
     TokenScore,
     added_work_s,
     margin_s,
+    sequences_at,
 )
 from tidegate.priority import WEIGHTS, level_of, order_key
 from tidegate.token_sink import TokenObjectives
@@ -161,8 +164,9 @@ class UtilityPlacer(Placer):
                 verdict = self._judge(one, bounds[index], rents[index], worth, place, now, best_value)
             else:
                 verdict = self._judge_generation(
-                    one, bounds[index] - worth * sure, worth, generation, budget, now, harms[index], has_room=has_room
-                )
+                    one, bounds[index] - worth * sure, rents[index], worth, generation, budget, now, harms[index],
+                    has_room=has_room,
+                )  # fmt: skip
             judged[index] = verdict
             if verdict is None:
                 continue
@@ -260,6 +264,7 @@ class UtilityPlacer(Placer):
         self,
         candidate: Candidate,
         sure_value: float,
+        rent: float,
         worth: float,
         ask: GenerationAsk,
         budget: GenerationBudget,
@@ -283,7 +288,8 @@ class UtilityPlacer(Placer):
             harm *= claimed
         # What misses an objective of its tokens and is whole in time is worth a part of what keeps all three.
         value = sure_value - harm + worth * (claimed + _MISSED * max(0.0, claims.whole - claimed))
-        return CandidateScore(raw.all, claimed, harm, value, ahead_s=candidate.ahead_s, tokens=TokenScore(raw, claims))
+        tokens = TokenScore(raw, claims)
+        return CandidateScore(raw.all, claimed, harm, value, rent, ahead_s=candidate.ahead_s, tokens=tokens)
 
     def _staked(
         self,
@@ -299,10 +305,12 @@ class UtilityPlacer(Placer):
         prediction: Prediction | TokenClaim
         if verdict.tokens is None or budget is None:
             prediction = Prediction(verdict.chance, verdict.claimed, place.deadline, self.calibration, bias)
+            claim = PlacementClaim(prediction, place, verdict.harm + verdict.rent)
         else:
             raw, claims = verdict.tokens
             prediction = TokenClaim(raw, claims, verdict.claimed, budget, self.tokens, bias)
-        claim = PlacementClaim(prediction, place, verdict.harm + verdict.rent)
+            # Without the rent: of two attempts the first token leaves one, so that a second takes no slot for long.
+            claim = PlacementClaim(prediction, place, verdict.harm)
         offered, ahead_s = chosen.offered, verdict.ahead_s
         wait_s, finish_s, margin = chosen.wait_s, chosen.finish_s, chosen.margin_s
         if ahead_s != chosen.ahead_s:  # it passes others
@@ -432,9 +440,12 @@ def harm_to_batch(candidate: Candidate, ask: GenerationAsk) -> float:
 
 
 def shadow_cost(candidate: Candidate, now: float) -> float:
-    """What is taken from requests that are still to come: the target's shadow price × the work that is added."""
+    """What is taken from requests that are still to come: the target's shadow price × the work that is added.
+
+    Of a generation the price of its slot. Those who hold one are in the harm.
+    """
     if candidate.tokens is not None:
-        return 0.0  # a slot is no queue: what waits for one is in the chance, and those who hold one are in the harm
+        return slot_price(sequences_at(candidate.offered, now), candidate.variant.slots)
     queue_estimate = candidate.offered.target.queue_estimate
     return queue_estimate.congestion.per_second(now) * (
         added_work_s(candidate) if queue_estimate.batches else candidate.compute_s

@@ -45,7 +45,7 @@ from typing import Final, NamedTuple
 from gateway.core.estimate.token_calibration import GenerationBudget, TokenChances
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.generation_time import GenerationAsk, log_normal
-from gateway.core.placement.placer import Candidate, CandidateScore, Decision
+from gateway.core.placement.placer import Candidate, CandidateScore, Decision, sequences_at
 from gateway.core.placement.probing import REASON as PROBE
 from gateway.core.placement.utility import UtilityPlacer, harm_to_batch, queue_position
 from gateway.core.request.handover import LONGEST_PAUSE_S, PAUSE_S, HandoverPlan
@@ -229,7 +229,7 @@ class ChanceHandovers:
     def _relief(self, speaks: Candidate, ask: Ask, generation: GenerationAsk, step_s: float, now: float) -> float:
         """What an answer gains that waits for a slot of the target that speaks, if this one leaves it."""
         slots = speaks.variant.slots
-        if not slots or speaks.offered.cost.pace.under_way + speaks.target.queue_estimate.others(now) <= slots:
+        if not slots or sequences_at(speaks.offered, now) <= slots:
             return 0.0
         sooner_s = generation.mean_length * step_s  # by what is left of this one
         return min(1.0, sooner_s / _FIRST_S) * queue_position(ask).weight * _WAITING
@@ -241,7 +241,7 @@ class ChanceHandovers:
 def _step_here_s(speaks: Candidate, now: float) -> float:
     """A step of the target that speaks, with all that are there now."""
     pace, slots = speaks.offered.cost.pace, speaks.variant.slots
-    there = max(1.0, pace.under_way + speaks.target.queue_estimate.others(now))
+    there = max(1.0, sequences_at(speaks.offered, now))
     return pace.step_s(min(there, float(slots or there)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from simulator.report.figures import figures, generation_rows
 from simulator.scenarios.scenario_file import LoadedScenario, ScenarioError, load, parse
@@ -142,7 +143,7 @@ def test_a_model_that_generates_nowhere_is_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["talk_office", "agents_lte", "talk_far_pool"])
+@pytest.mark.parametrize("name", ["talk_office", "agents_lte", "talk_far_pool", "talk_jitter"])
 def test_the_scenarios_that_come_along_run(name: str) -> None:
     loaded = load(name)
     run = ran(loaded.replaced(loaded.scenario.lasting(24.0)))
@@ -157,3 +158,16 @@ def test_a_far_pool_goes_on_with_what_slow_devices_begin_and_no_token_is_lost() 
     assert alone.handovers == 0 and handing.handovers > 5 and handing.handover_tokens > 0
     assert handing.wrong == alone.wrong == 0
     assert handing.kept / handing.requests > alone.kept / alone.requests + 0.1
+
+
+@pytest.mark.slow
+def test_a_caller_may_leave_with_the_end_of_what_was_kept_back_for_a_successor() -> None:
+    loaded = load("talk_far_pool")
+    (kind,) = loaded.scenario.classes
+    assert kind.output is not None
+    leaving = replace(kind, output=replace(kind.output, leaves_share=0.9))
+    run = ran(loaded.replaced(replace(loaded.scenario, classes=(leaving,)).lasting(40.0)), "value-handover", seed=6)
+    assert run.tally.generations.requests > 20
+    assert run.tally.generations.handovers > 5
+    assert run.tally.all.outcomes["cancelled"] > 10
+    assert run.tally.generations.wrong == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.estimate.shadow_price import MEMORY_S, ShadowPrice
+from gateway.core.estimate.shadow_price import MEMORY_S, ShadowPrice, slot_price
 from tests.support.gateway.fleets import NOW
 
 MOST_RENT = 100.0
@@ -38,6 +38,13 @@ def test_the_rate_falls_by_a_factor_of_e_in_its_memory() -> None:
     congestion = steady(0.5)
     assert congestion.rate(NOW + MEMORY_S) == pytest.approx(congestion.rate(NOW) / e)
     assert congestion.per_second(NOW + 20 * MEMORY_S) < 1e-6
+
+
+@pytest.mark.parametrize(("taken", "slots", "price"), [
+    (0.0, 4, 0.0), (1.0, 4, 1 / 32), (2.0, 4, 0.125), (4.0, 4, 0.5), (9.0, 4, 0.5), (9.0, 0, 0.0),
+])  # fmt: skip
+def test_the_last_slots_of_an_engine_are_the_dear_ones(taken: float, slots: int, price: float) -> None:
+    assert slot_price(taken, slots) == pytest.approx(price)
 
 
 sendings = st.lists(st.tuples(st.floats(0.0, 1.0), st.floats(0.0, 1e6)), max_size=40)

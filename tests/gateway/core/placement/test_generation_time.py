@@ -193,6 +193,36 @@ def test_a_device_whose_slots_are_taken_is_passed_over() -> None:
     assert placed(one, asking(first_by=NOW + 2.0, next_s=0.1)) == "pool/main"
 
 
+def test_the_last_slots_of_a_device_are_kept_for_those_that_can_go_nowhere_else() -> None:
+    one, easy = fleet(), asking(first_by=NOW + 2.0, next_s=0.1, lengths=(10.0, 30.0), mean_length=20.0)
+    for _ in range(2):  # of four slots
+        one.offered("minilm", "1")[0].cost.pace.launched(0.5)
+    decision = UtilityPlacer(one).decide(easy, NOW)
+    by_target = {each.target.id: score for each, score in zip(decision.candidates, decision.judged, strict=True)}
+    device = by_target["edge/a"]
+    assert decision.chosen is not None
+    assert decision.chosen.target.id == "pool/main"
+    assert device is None or device.claimed > 0.9, "although it would be in time there"
+    only_there = easy._replace(generation=easy.generation and easy.generation._replace(first_by=NOW + 0.4))
+    for _ in range(32):
+        one.targets["pool/main"].link.record(0.5, NOW)
+    assert placed(one, only_there) == "edge/a"
+
+
+def test_the_price_of_a_slot_is_no_reason_against_a_second_attempt() -> None:
+    one = fleet_of(edge_a=writer())
+    for _ in range(3):
+        one.offered("minilm", "1")[0].cost.pace.launched(0.5)
+    decision = UtilityPlacer(one).decide(asking(first_by=NOW + 2.0, next_s=0.1), NOW)
+    (score,) = decision.judged
+    assert score is not None
+    assert score.rent == pytest.approx(0.5 * (3 / 4) ** 2)
+    assert score.worth == pytest.approx(score.value + score.rent)
+    assert decision.chosen is not None
+    assert decision.chosen.claim is not None
+    assert decision.chosen.claim.externality == score.harm
+
+
 def test_others_at_the_target_count_too() -> None:
     one = fleet()
     one.targets["edge/a"].queue_estimate.report(LoadReport(1, 1, 4, 4, 3.0), "link", NOW)
