@@ -18,14 +18,13 @@ the last leaves none to a request that comes meanwhile, and such requests come a
 could go to two places can go to one. Cheap devices that are filled to the last slot are of no help then. With n of c
 slots taken one more of them costs
 
-    price of a slot = SLOT · (n / c)²            in ordinary answers in time
+    price of a slot = SLOT · (n / c)⁴            in ordinary answers in time; nothing for an engine that has only one
 
 Only this gateway's own work is counted, and of slots what a target's last report has beyond it. Invariants: prices are
 from 0 to MOST / FULL, and to SLOT; they fall while nothing is sent.
 Source: docs/design/routing.md, "Shadow price of capacity"; "Queue externality" there has the harm to requests in
 the queue; simulated (office_wifi, four seeds, at 0.9 and 1.2 of the knee) this price is worth
-another 2.1 and 2.5 points. The price of a slot, SLOT and the square were chosen in simulation ("Shadow price of a slot"
-there).
+another 2.1 and 2.5 points. SLOT and the fourth power were chosen in simulation, too ("Shadow price of a slot" there).
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def slot_price(taken: float, slots: int) -> float:
 
     Args:
         taken: sequences that wait or run there.
-        slots: 0: without a limit that is known, which has no price.
+        slots: 0: without a limit that is known, which has no price. 1: there is no last one to be kept.
     """
-    share = min(1.0, taken / slots) if slots else 0.0
-    return _SLOT * share * share
+    share = min(1.0, taken / slots) if slots > 1 else 0.0
+    return _SLOT * share**4

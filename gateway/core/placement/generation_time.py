@@ -32,6 +32,7 @@ from gateway.core.placement.completion import CompletionTime, completion_time
 
 _SQRT_2: Final = sqrt(2.0)
 _REACH: Final = 5.0  # sigmas
+_LEAST_S: Final = 1e-3  # that an engine takes for a first token: one that is due by now is still to be computed
 
 
 class GenerationAsk(NamedTuple):
@@ -68,7 +69,7 @@ class GenerationTime(NamedTuple):
         first, step_s, path = 1.0, self.step_s, self.first
         if first_by is not None:
             first = path.by(first_by - now)
-            most_s = max(0.0, first_by - now - path.path.median_s)
+            most_s = max(_LEAST_S, first_by - now - path.path.median_s)
             path = path._replace(busy_s=min(path.busy_s, most_s), trust=1.0)
         next_ = 1.0
         if next_s is not None:

@@ -41,7 +41,7 @@ def test_the_rate_falls_by_a_factor_of_e_in_its_memory() -> None:
 
 
 @pytest.mark.parametrize(("taken", "slots", "price"), [
-    (0.0, 4, 0.0), (1.0, 4, 1 / 32), (2.0, 4, 0.125), (4.0, 4, 0.5), (9.0, 4, 0.5), (9.0, 0, 0.0),
+    (0.0, 4, 0.0), (1.0, 4, 1 / 512), (2.0, 4, 1 / 32), (4.0, 4, 0.5), (9.0, 4, 0.5), (3.0, 1, 0.0), (9.0, 0, 0.0),
 ])  # fmt: skip
 def test_the_last_slots_of_an_engine_are_the_dear_ones(taken: float, slots: int, price: float) -> None:
     assert slot_price(taken, slots) == pytest.approx(price)

@@ -94,6 +94,14 @@ def test_an_answer_of_one_token_keeps_the_budget_of_further_ones() -> None:
     assert takes.chances(GenerationBudget(None, 0.0001, 10.0), 0.0) == (1.0, 1.0, 1.0)
 
 
+@pytest.mark.parametrize("first_by", [-1.0, 0.0, 0.005, 0.01])
+def test_a_first_token_that_is_due_by_now_leaves_a_chance_for_the_whole(first_by: float) -> None:
+    takes = generation_time(link_of(0.01).path(NOW), 0.0, TOKENS, (1.0, 5.0), trust=1.0)
+    first, next_, whole = takes.chances(GenerationBudget(first_by, 0.1, 10.0), 0.0)
+    assert first == pytest.approx(0.0, abs=1e-6)
+    assert next_ == whole == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize(("first_by", "now", "by"), [
     (None, 0.0, 10.0 - 179.0 * 0.02),
     (1.0, 0.0, 1.0),
@@ -195,7 +203,7 @@ def test_a_device_whose_slots_are_taken_is_passed_over() -> None:
 
 def test_the_last_slots_of_a_device_are_kept_for_those_that_can_go_nowhere_else() -> None:
     one, easy = fleet(), asking(first_by=NOW + 2.0, next_s=0.1, lengths=(10.0, 30.0), mean_length=20.0)
-    for _ in range(2):  # of four slots
+    for _ in range(3):  # of four slots
         one.offered("minilm", "1")[0].cost.pace.launched(0.5)
     decision = UtilityPlacer(one).decide(easy, NOW)
     by_target = {each.target.id: score for each, score in zip(decision.candidates, decision.judged, strict=True)}
@@ -216,7 +224,7 @@ def test_the_price_of_a_slot_is_no_reason_against_a_second_attempt() -> None:
     decision = UtilityPlacer(one).decide(asking(first_by=NOW + 2.0, next_s=0.1), NOW)
     (score,) = decision.judged
     assert score is not None
-    assert score.rent == pytest.approx(0.5 * (3 / 4) ** 2)
+    assert score.rent == pytest.approx(0.5 * (3 / 4) ** 4)
     assert score.worth == pytest.approx(score.value + score.rent)
     assert decision.chosen is not None
     assert decision.chosen.claim is not None
