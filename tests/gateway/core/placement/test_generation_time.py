@@ -18,6 +18,7 @@ from gateway.core.placement.generation_time import GenerationAsk, begin_by, gene
 from gateway.core.placement.utility import UtilityPlacer, UtilityWeights
 from gateway.core.request.attempt import AttemptTelemetry, ComputedTokens, ComputedWork
 from gateway.core.request.hedge_by_chance import ChanceHedging, shown_in_s
+from gateway.core.request.hedging import PendingAttempt
 from tests.support.gateway.fleets import NOW, ask, fleet_of, link_of
 from tidegate.fleet.offers import VariantOffer
 from tidegate.outcome import DeadlineExceeded
@@ -280,3 +281,50 @@ def test_hedges_watch_the_first_token() -> None:
     look_at = hedging.first_look(asked, chosen, other, NOW)
     assert look_at is not None
     assert look_at <= NOW + 2.0 - shown_in_s(other)  # and not near the deadline of the whole, 30 s from now
+
+
+@pytest.mark.slow
+@given(
+    st.floats(0.001, 20.0),
+    st.none() | st.floats(-5.0, 20.0),
+    st.none() | st.floats(1e-6, 10.0),
+    st.lists(st.integers(1, 2000), min_size=1, max_size=8),
+    st.floats(0.0, 5.0),
+    st.integers(0, 9),
+    st.booleans(),
+)
+def test_every_budget_is_decided_on_and_watched(
+    budget_s: float,
+    first_s: float | None,
+    next_s: float | None,
+    lengths: list[int],
+    later_s: float,
+    taken: int,
+    races: bool,
+) -> None:
+    one = fleet()
+    for offered in one.offered("minilm", "1")[:1]:
+        for _ in range(taken):
+            offered.cost.pace.launched(0.5)
+    placer = UtilityPlacer(one)
+    hedging = ChanceHedging(placer, races=races)
+    asked = asking(
+        budget_s,
+        first_by=None if first_s is None else NOW + first_s,
+        next_s=next_s,
+        lengths=tuple(sorted(map(float, lengths))),
+        mean_length=sum(lengths) / len(lengths),
+        max_tokens=max(lengths),
+    )
+    decision = placer.decide(asked, NOW)
+    assert (decision.chosen is None) != (decision.refusal is None)
+    chosen, other = decision.chosen, decision.best_other()
+    if chosen is None or other is None:
+        return
+    look_at = hedging.first_look(asked, chosen, other, NOW)
+    assert look_at is None or look_at >= NOW
+    now = NOW + later_s
+    beside = placer.decide(asked, now, {chosen.target.id})
+    for watched in (PendingAttempt(chosen, NOW), PendingAttempt(chosen, NOW, NOW + later_s)):
+        plan = hedging.plan(asked, watched, beside, now)
+        assert plan is None or plan.at >= now
