@@ -10,6 +10,7 @@ body, gRPC trailing metadata, the link's Refused frame), so the far side rebuild
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Self
 
 
 class ServeError(Exception):
@@ -24,6 +25,15 @@ class ServeError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s
+
+    def without_frames(self) -> Self:
+        """Let go of the frames that it passed, and of what it came of: for one that is kept, or was seen by all.
+
+        They hold what the call held, and often the error itself: all of it would be there until garbage is collected,
+        and refusals come by the thousand.
+        """
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.message!r}>"

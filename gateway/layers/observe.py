@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import structlog
 
 from gateway.layers.stack import Layer, Service
+from tidegate.outcome import ServeError
 from tidegate.types import Call, Reply
 
 log = structlog.get_logger(__name__)
@@ -51,6 +52,8 @@ def observe(now: Callable[[], float], *observers: Observer) -> Layer:
                         end(call, error, at)
                     except Exception:
                         log.exception("a request's end was not observed")
+                if isinstance(error, ServeError):
+                    error.without_frames()
                 raise
             at = now()
             for answer in answered:

@@ -194,6 +194,7 @@ class AttemptTokens:
         kept, self._kept = self._kept, None
         held, self._held = self._held, []
         self.wasted += sum([batch.size for batch in (*held, *(kept or ()))])
+        self._credit = None  # it holds this: what a request held would be there until garbage is collected
 
     def _speak(self) -> None:
         answer = self._answer

@@ -35,7 +35,7 @@ from tidegate.models.share_weights import ShareWeights
 from tidegate.oip.reply import HOME_KEY
 from tidegate.oip.sequence import SequenceStep, sequence_of
 from tidegate.outcome import InvalidRequest
-from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.owned_task import cancel_and_wait, forget_cancellation
 from tidegate.types import Call, Reply
 
 
@@ -151,7 +151,11 @@ class Dispatcher:
     def spawn(self, attempt: asyncio.Task[None]) -> None:
         """Own the task of an attempt until it has ended."""
         self._tasks.add(attempt)
-        attempt.add_done_callback(self._tasks.discard)
+        attempt.add_done_callback(self._over)
+
+    def _over(self, attempt: asyncio.Task[None]) -> None:
+        self._tasks.discard(attempt)
+        forget_cancellation(attempt)
 
     async def close(self) -> None:
         """Wait for attempts that were cancelled but have not ended yet."""

@@ -192,6 +192,9 @@ class RequestExecution:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+            # A cancelled task keeps its error, whose traceback knows this frame: a request that knew its task would be
+            # there until garbage is collected.
+            del self._task, task
         return self._finish(self._end)
 
     # the machine's actions
@@ -517,7 +520,7 @@ class RequestExecution:
         try:
             reply = await self._send(launch)
         except ServeError as error:
-            self._failed(launch.attempt, error)
+            self._failed(launch.attempt, error.without_frames())
         except Exception as error:
             log.exception("a target has a defect", target=launch.candidate.target.id)
             self._failed(launch.attempt, InternalError(f"defect: {type(error).__name__}"))

@@ -3,12 +3,14 @@
     python -m tests.bench.call_counter OUT MODULE [ARGUMENT …]
 
 SIGUSR1 begins a window, SIGUSR2 ends it and adds a line of JSON to OUT: the calls of all Python functions in the main
-thread, and those of each. A coroutine counts anew each time it goes on. C functions do not count.
+thread, those of each, and `garbage`, the objects that only a garbage collection frees. A coroutine counts anew each
+time it goes on. C functions do not count.
 """
 
 from __future__ import annotations
 
 import cProfile
+import gc
 import json
 import runpy
 import signal
@@ -23,16 +25,20 @@ class CallCounter:
         self._profile = cProfile.Profile(builtins=False)
 
     def begin(self, _number: int, _frame: FrameType | None) -> None:
+        gc.collect()
+        gc.disable()
         self._profile = cProfile.Profile(builtins=False)
         self._profile.enable()
 
     def end(self, _number: int, _frame: FrameType | None) -> None:
         self._profile.disable()
+        garbage = gc.collect()
+        gc.enable()
         functions = {
             _name(one.code): one.callcount for one in self._profile.getstats() if isinstance(one.code, CodeType)
         }
         with self._out.open("a") as out:
-            out.write(json.dumps({"calls": sum(functions.values()), "functions": functions}) + "\n")
+            out.write(json.dumps({"calls": sum(functions.values()), "functions": functions, "garbage": garbage}) + "\n")
 
 
 def _name(code: CodeType) -> str:

@@ -41,9 +41,15 @@ Load = Callable[[float], Awaitable[int]]  # for so many seconds; returns how man
 
 @dataclass(frozen=True)
 class Counted:
-    """Calls of Python functions a request, of the process that serves; its workers are not counted."""
+    """Of a request at the process that serves it; at its workers nothing is counted.
+
+    Args:
+        by_function: calls of Python functions.
+        garbage: objects that only a garbage collection frees.
+    """
 
     by_function: Counter[str]
+    garbage: float
 
     @property
     def calls(self) -> float:
@@ -66,8 +72,10 @@ class Window:
             while len(lines := await asyncio.to_thread(self._lines)) <= self._seen:
                 await clock.sleep(0.02)
         self._seen = len(lines)
-        each = {name: calls / max(requests, 1) for name, calls in json.loads(lines[-1])["functions"].items()}
-        return Counted(Counter({name: calls for name, calls in each.items() if calls >= LEAST}))
+        found, requests = json.loads(lines[-1]), max(requests, 1)
+        each = Counter({name: calls / requests for name, calls in found["functions"].items()})
+        often = Counter({name: calls for name, calls in each.items() if calls >= LEAST})
+        return Counted(often, found["garbage"] / requests)
 
     def _lines(self) -> list[str]:
         """Those that are written to their end."""

@@ -2,8 +2,11 @@
 
     engine     the engine stepped in a loop, with nothing around it                     generate_engine.py
     gateway    streamed completions by HTTP through gateway, link, pool and worker      token_callers.py
+    echo       one at a time, from a bare aiohttp server that sends tokens by the clock     token_echo.py
 
-Both are asked for the same, in turn within each repeat, and what is taken is when each token came. The engine is paced
+All are asked for the same, in turn within each repeat, and what is taken is when each token came. The engine's loop
+never rests. The others do, between one answer's first token and the next one's, and a process that has rested is slow:
+the echo's first token says how slow where nothing else is done. The engine is paced
 (`engine: paced`): it takes as long as a model would, step by step, and computes nothing, so that on a few cores it is
 the way that is measured and not the model. 500 streams ask for more tokens than one gateway's core can pass on; what
 its CPU takes for a token is taken there. Memory is that of the gateway's process with 500 streams under way, over that
@@ -17,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,27 +120,30 @@ def write_model(models: Path) -> Path:
     return artefact
 
 
-async def start_pool(stack: AsyncExitStack, scratch: Path, core: int | None) -> str:
+async def start_pool(stack: AsyncExitStack, scratch: Path, core: int | None, through: Sequence[str] = ()) -> Child:
     config = scratch / "pool.yaml"
     words = {"name": "bench", "grpc_port": 0, "model_repository": str(scratch / "models"), "device": "cpu"}
     config.write_text(yaml.safe_dump({**words, "log_level": "error", "warmup_budget_s": 1.0}))
     child = await stack.enter_async_context(
-        Child("pool", "-m", "cloud_pool", "--config", str(config), core=core, log=scratch / "pool.log")
+        Child("pool", "-m", *through, "cloud_pool", "--config", str(config), core=core, log=scratch / "pool.log")
     )
     while child.ready["event"] != "ready":
         child.ready = await child.line()
-    return str(child.ready["addresses"]["grpc"])
+    return child
 
 
-async def start_gateway(stack: AsyncExitStack, scratch: Path, pool: str, core: int | None) -> tuple[Child, int]:
+async def start_gateway(
+    stack: AsyncExitStack, scratch: Path, pool: Child, core: int | None, through: Sequence[str] = ()
+) -> tuple[Child, int]:
+    """Args: through: a module with its arguments that runs the gateway's."""
     config = scratch / "gateway.yaml"
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "admin_port": 0}
-    targets = [{"name": "pool", "tier": "pool", "address": pool}]
+    targets = [{"name": "pool", "tier": "pool", "address": pool.ready["addresses"]["grpc"]}]
     words = {"name": "bench", "model_repository": str(scratch / "models"), "log_level": "error", "targets": targets}
     # A gateway learns with the answers how many a pool takes, and a caller that is refused before asks no more.
     config.write_text(yaml.safe_dump({**words, **ports, "adaptive_limit": False}))
     child = await stack.enter_async_context(
-        Child("gateway", "-m", "gateway", "--config", str(config), core=core, log=scratch / "gateway.log")
+        Child("gateway", "-m", *through, "gateway", "--config", str(config), core=core, log=scratch / "gateway.log")
     )
     return child, int(child.ready["addresses"]["http"].rpartition(":")[2])
 
@@ -172,6 +179,7 @@ def judge(report: Report, points: Points) -> None:
     for mark, aim in MAX_FIRST_ADDED_MS.items():
         figures[f"first_added_{mark}_ms_c1"] = added_ms(points, 1, f"first_{mark}_s")
         report.goal(Goal(f"first_token_added_{mark}_ms", figures[f"first_added_{mark}_ms_c1"].median, aim, "<="))
+    figures["echo_first_p50_ms_c1"] = spread(points["echo", 1], "first_p50_s", 1e3)
     for mark, aim in MAX_BETWEEN_ADDED_MS.items():
         figures[f"between_added_{mark}_ms_c1"] = added_ms(points, 1, f"between_{mark}_s")
         report.goal(Goal(f"between_tokens_added_{mark}_ms", figures[f"between_added_{mark}_ms_c1"].median, aim, "<="))
@@ -203,7 +211,12 @@ async def bench(timing: Timing) -> Report:
         callers = await stack.enter_async_context(
             Child("callers", "-m", "tests.bench.token_callers", MODEL, core=other_core)
         )
+        echo = await stack.enter_async_context(
+            Child("echo", "-m", "tests.bench.token_echo", str(PROMPT * PREFILL_MS), str(STEP_MS[0][1]), core=core)
+        )
+        ports = {"gateway": port, "echo": int(echo.ready["port"])}
         points: Points = {(name, streams): [] for streams in STREAMS for name in ("engine", "gateway")}
+        points["echo", 1] = []
         for repeat in range(timing.repeats):
             for name, streams in points:
                 alone = name == "engine"
@@ -211,8 +224,8 @@ async def bench(timing: Timing) -> Report:
                     engine if alone else callers,
                     streams,
                     timing,
-                    None if alone else gateway,
-                    **({} if alone else {"port": port}),
+                    gateway if name == "gateway" else None,
+                    **({} if alone else {"port": ports[name]}),
                 )
                 points[name, streams].append(point)
             print(f"repeat {repeat + 1} of {timing.repeats} done", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""No serving process calls more Python functions for a request than its budget in `budget.toml` allows."""
+"""No serving process calls more Python functions for a request than its budget allows, or leaves garbage behind it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.calls import Counted, budgets, of_agent, of_gateway, of_pool
+from tests.bench.calls import LEAST, Counted, budgets, of_agent, of_gateway, of_pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 Part = Callable[[AsyncExitStack, Path], Awaitable[dict[str, Counted]]]
@@ -25,4 +25,5 @@ async def test_a_request_calls_no_more_functions_than_it_may(part: Part, tmp_pat
             f"{name}: {one.calls:.0f} calls of Python functions a request, and {budget[name]:.0f} may be. What is "
             f"worth it raises the budget in the same commit (python -m tests.bench.calls --set). Most called:\n{most}"
         )
+        assert one.garbage < LEAST, f"{name}: only a garbage collection frees {one.garbage:.1f} objects of a request"
         assert 1.25 * one.calls > budget[name], f"{name}: {one.calls:.0f} is far below its budget: lower it (--set)"

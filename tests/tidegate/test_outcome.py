@@ -46,3 +46,16 @@ def test_the_outcome_of_an_exception_that_is_not_ours_is_internal() -> None:
     assert Outcome.of(Overloaded("full")) is Outcome.OVERLOADED
     assert Outcome.of(KeyError("x")) is Outcome.INTERNAL
     assert repr(InvalidRequest("bad shape")) == "<InvalidRequest 'bad shape'>"
+
+
+def test_an_error_without_frames_is_the_same_error_and_holds_none_that_it_passed() -> None:
+    try:
+        try:
+            raise KeyError("of a peer")
+        except KeyError as cause:
+            raise Overloaded("full", retry_after_s=2.0) from cause
+    except Overloaded as error:
+        kept = error.without_frames()
+        assert kept is error
+    assert (kept.message, kept.retry_after_s) == ("full", 2.0)
+    assert (kept.__traceback__, kept.__cause__, kept.__context__) == (None, None, None)

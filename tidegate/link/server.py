@@ -34,7 +34,7 @@ from tidegate.oip.grpc.codec import bytes_from_response, request_from_bytes
 from tidegate.oip.host import ModelHost
 from tidegate.outcome import InternalError, Overloaded, ServeError
 from tidegate.rpc import link_pb2
-from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.runtime.owned_task import cancel_and_wait, forget_cancellation
 from tidegate.trace_context import MOST_STATE, PARENT_KEY, STATE_KEY
 from tidegate.types import Call, LoadReport, Reply
 
@@ -250,9 +250,10 @@ class LinkServer:
         task = asyncio.create_task(self._serve(id, call, host), name=f"link request {id} of {self._peer}")
         self._tasks[id] = task
         self._on_work(self)
-        task.add_done_callback(lambda _task: self._over(id))
+        task.add_done_callback(lambda task: self._over(id, task))
 
-    def _over(self, id: int) -> None:
+    def _over(self, id: int, task: asyncio.Task[None]) -> None:
+        forget_cancellation(task)
         self._tasks.pop(id, None)
         self._tokens.close(id)
         self._on_work(self)

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, Self
 
 import structlog
@@ -86,6 +87,19 @@ async def cancel_and_wait(*tasks: asyncio.Future[Any], why: str | None = None) -
     for task in tasks:
         task.cancel(why)
     await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        forget_cancellation(task)
+
+
+def forget_cancellation(task: asyncio.Future[Any]) -> None:
+    """Let a cancelled task go of its CancelledError, if it has ended so; who asks for its result gets a new one.
+
+    The error's traceback holds the frames that it passed, and where one of them knows the task (`asyncio.timeout`
+    does), all that the work held would be there until garbage is collected.
+    """
+    if task.cancelled():
+        with suppress(asyncio.CancelledError):
+            task.result()
 
 
 async def first_to_end(*waits: Coroutine[Any, Any, None], name: str) -> None:

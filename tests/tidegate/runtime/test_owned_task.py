@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
@@ -195,6 +197,30 @@ async def test_cancelled_waits_for_all_of_its_tasks_and_raises_what_none_of_them
 
     assert [work.said for work in works] == [["begun", "ended"]] * 2
     assert isinstance(broken.exception(), ZeroDivisionError)
+
+
+@on_virtual_time
+async def test_what_a_cancelled_task_held_is_freed_without_a_garbage_collection() -> None:
+    class Held:
+        pass
+
+    async def work(held: Held) -> None:
+        async with asyncio.timeout(None):  # which knows the task
+            await clock.sleep(3600.0)
+
+    held = Held()
+    seen, task = weakref.ref(held), asyncio.create_task(work(held))
+    del held
+    await settle()
+
+    gc.disable()
+    try:
+        await cancel_and_wait(task)
+        assert seen() is None
+        with pytest.raises(asyncio.CancelledError):
+            task.result()
+    finally:
+        gc.enable()
 
 
 @on_virtual_time

@@ -101,8 +101,9 @@ class GenerationAnswer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._answering is not None and self.reply is None:  # else it has ended
-            await cancel_and_wait(self._answering, why=None if self.usage is None else STOPPED)
+        answering, self._answering = self._answering, None  # whose error, if it has failed, knows this
+        if answering is not None and self.reply is None:  # else it has ended
+            await cancel_and_wait(answering, why=None if self.usage is None else STOPPED)
 
     @property
     def words(self) -> dict[str, str]:
@@ -203,7 +204,11 @@ class GenerationAnswer:
         return every
 
     async def _ask(self, call: Call) -> Reply:
-        return await self._host.infer(call)
+        try:
+            return await self._host.infer(call)
+        except ServeError as error:
+            error.without_frames()  # the task keeps it
+            raise
 
     def _begun(self, route: Route) -> None:
         self.route = route

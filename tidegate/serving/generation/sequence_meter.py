@@ -83,6 +83,8 @@ class SequenceMeter:
                     yield
                 finally:
                     self._rest()
+                    # All of them hold this, or the task: what they hold would be there until garbage is collected.
+                    self._sink = self._credit = self._stalled = None
         except TimeoutError:
             if not limit.expired():
                 raise
