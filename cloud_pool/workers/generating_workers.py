@@ -188,10 +188,7 @@ class GeneratingWorkers:
 
     async def failed(self) -> None:
         """Wait for the end of a supervision itself, which only a defect brings: raises it."""
-        tasks = [task for tasks in self._tasks.values() for task in tasks]
-        if not tasks:
-            await asyncio.get_running_loop().create_future()
-        await until_one_ends(tasks)
+        await until_one_ends([task for tasks in self._tasks.values() for task in tasks])
 
     async def _start_or_leave_out(self, variant: VariantWorkers) -> None:
         key, manifest = variant.loadable.key, variant.loadable.manifest

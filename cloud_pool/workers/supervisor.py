@@ -178,8 +178,6 @@ class PoolSupervisor:
 
     async def failed(self) -> None:
         """Wait for the end of a supervision itself, which only a defect brings: raises it."""
-        if not self._tasks:
-            await asyncio.get_running_loop().create_future()
         await until_one_ends(self._tasks)
 
     async def _start_one(self) -> list[Replica]:

@@ -116,7 +116,10 @@ async def first_to_end(*waits: Coroutine[Any, Any, None], name: str) -> None:
 
 
 async def until_one_ends(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Wait until one of another owner's tasks has ended, and raise what it raised. At least one is needed."""
-    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    """Wait until one of another owner's tasks has ended, and raise what it raised; for ever where there is none."""
+    waited_for = list(tasks)
+    if not waited_for:
+        await asyncio.get_running_loop().create_future()
+    done, _ = await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()

@@ -18,7 +18,7 @@ from gateway.__main__ import gateway as command
 from gateway.core.fleet.fleet import Fleet
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.eligibility import no_candidate_reason, variant_misfit
-from gateway.core.placement.placer import Candidate, Decision, Placer, predicted
+from gateway.core.placement.placer import Candidate, Decision, Placer, predicted, sequences_at
 from gateway.core.request.hedging import DeadlineHedging
 from tests.support.gateway.other_placement import Policy, install
 from tidegate.outcome import NothingAlive
@@ -55,8 +55,7 @@ def least_loaded(takers: Sequence[Candidate], _ask: Ask, now: float) -> Candidat
     """The least of its slots taken, by what this gateway has under way there and by the target's own reports."""
 
     def taken(one: Candidate) -> float:
-        there = one.offered.cost.pace.under_way + one.target.queue_estimate.others(now) + 1.0
-        return there / (one.variant.slots or 1)
+        return (sequences_at(one.offered, now) + 1.0) / (one.variant.slots or 1)
 
     return min(takers, key=taken)
 
