@@ -337,7 +337,7 @@ class OipService:
             known = _known(error)
             if strict or isinstance(known, Unauthenticated):
                 raise known from None
-            return _stream_error(raw, known).SerializeToString()
+            return _stream_error(raw, known.without_frames()).SerializeToString()
         return answer
 
     # Everything else
@@ -462,8 +462,7 @@ def _first(failed: BaseExceptionGroup[ServeError]) -> ServeError:
     while isinstance(leaf, BaseExceptionGroup):
         leaf = leaf.exceptions[0]
     assert isinstance(leaf, ServeError)
-    leaf.__context__ = None
-    return leaf.with_traceback(None)
+    return leaf.without_frames()
 
 
 def _stream_error(raw: bytes, error: ServeError) -> oip_pb2.ModelStreamInferResponse:
