@@ -201,8 +201,8 @@ class SimulatedExecution:
     """One request under way, from its arrival to its end."""
 
     __slots__ = (
-        "_answer", "_ask", "_attempts", "_begun", "_caller", "_gateway", "_is_half", "_jobs", "_machine", "_request",
-        "_started_at", "_timer", "_tokens",
+        "_answer", "_ask", "_attempts", "_begun", "_caller", "_gateway", "_is_half", "_jobs", "_machine", "_repeated",
+        "_request", "_started_at", "_timer", "_tokens",
     )  # fmt: skip
 
     def __init__(
@@ -242,7 +242,8 @@ class SimulatedExecution:
             generation=generation,
         )
         self._tokens = TokenTally()
-        self._begun: int | None = None  # the attempt whose tokens the caller sees
+        self._begun: int | None = None  # the attempt whose tokens the caller sees, or saw last
+        self._repeated = 0  # tokens that it said again of what the caller had
         self._answer = AnswerSoFar(_UNBOUNDED)
         self._machine = RequestMachine(
             self._ask,
@@ -295,8 +296,8 @@ class SimulatedExecution:
         if self._machine.reasons[number] == PLANNED and number != self._begun:
             generations.lost_handover(attempt.computed_tokens)
         elif self._begun is not None and number != self._begun:
-            if self._machine.reasons[self._begun] == PLANNED:
-                generations.handed_over(attempt.made_in_vain + self._attempts[self._begun].repeated_tokens)
+            if self._machine.reasons[self._begun] == PLANNED and self._begun in self._attempts:
+                generations.handed_over(attempt.made_in_vain + self._repeated)
             else:
                 generations.lost_race(attempt.computed_tokens)
 
@@ -341,7 +342,7 @@ class SimulatedExecution:
 
     def _begins(self, number: int, attempt: _SimulatedAttempt, now: float) -> None:
         attempt.begun(now)
-        self._begun = number
+        self._begun, self._repeated = number, attempt.repeated_tokens
         self._perform(self._machine.begun(number, now))
         self._answer.speaks(_UNBOUNDED, None, now)
 
