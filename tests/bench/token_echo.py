@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from contextlib import suppress
 from typing import Final
 
 import uvloop
@@ -28,11 +29,12 @@ async def serve(first_ms: float, step_ms: float) -> None:
         tokens = json.loads(await request.read())["max_tokens"]
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        for _ in range(tokens):
-            await clock.sleep(max(0.0, due_at - clock.now()))
-            await response.write(_EVENT)
-            due_at += 1e-3 * step_ms
-        await response.write(b"data: [DONE]\n\n")
+        with suppress(ConnectionResetError):  # the caller has left
+            for _ in range(tokens):
+                await clock.sleep(max(0.0, due_at - clock.now()))
+                await response.write(_EVENT)
+                due_at += 1e-3 * step_ms
+            await response.write(b"data: [DONE]\n\n")
         return response
 
     app = web.Application()
