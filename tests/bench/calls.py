@@ -73,7 +73,7 @@ class Window:
                 await clock.sleep(0.02)
         self._seen = len(lines)
         found, requests = json.loads(lines[-1]), max(requests, 1)
-        each = Counter({name: calls / requests for name, calls in found["functions"].items()})
+        each = {name: calls / requests for name, calls in found["functions"].items()}
         often = Counter({name: calls for name, calls in each.items() if calls >= LEAST})
         return Counted(often, found["garbage"] / requests)
 
