@@ -53,6 +53,8 @@ def test_the_openai_sdk_demands_by_extra_headers(stack: Stack) -> None:
         answer = client.embeddings.with_raw_response.create(
             model="minilm", input=SHORT, extra_headers={"tidegate-pin": "edge"}
         )
-        assert answer.headers["tidegate-route"].startswith("pinned;")
+        assert answer.headers["tidegate-served-by"].startswith("edge/")
+        # Where the machine is busy, a second edge may have been asked and have answered first.
+        assert answer.headers["tidegate-route"].split(";")[0] in ("pinned", "hedge")
         with pytest.raises(openai.BadRequestError, match="one of edge, edge-input, site, any"):
             client.embeddings.create(model="minilm", input=SHORT, extra_headers={"tidegate-pin": "home"})
