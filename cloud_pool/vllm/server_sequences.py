@@ -15,7 +15,7 @@ It takes the messages that a worker process would get and tells what one would t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from typing import Final, Protocol
 
@@ -219,5 +219,5 @@ class ServerSequences:
         return f"<ServerSequences {len(self._sequences)} of {self._limits.slots} slots>"
 
 
-def _progress(answer: VllmAnswer, events: list[bytes]) -> Iterator[SequenceProgress]:
+def _progress(answer: VllmAnswer, events: Iterable[bytes]) -> Iterator[SequenceProgress]:
     return (progress for event in events if (progress := answer.take(event)) is not None)

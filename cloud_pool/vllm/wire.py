@@ -18,7 +18,7 @@ Source: `vllm/entrypoints/scale_out/token_in_token_out/` (`protocol.py`, `servin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -145,20 +145,25 @@ def request_body(request: GenerateRequest, prompt: Sequence[int], max_tokens: in
 
 
 class EventLines:
-    """Mutable: cuts what comes into events; `feed` returns the payloads that are complete, without `[DONE]`."""
+    """Mutable: cuts what comes into events; `feed` gives the payloads that are complete, without `[DONE]`."""
 
     def __init__(self) -> None:
         self.done = False
         self._rest = b""
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Raises UnexpectedMessage: an event is too long, is no event, or follows the end."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """One by one, so that those before a bad one count, however many came in one piece.
+
+        Raises UnexpectedMessage: an event is too long, is no event, or follows the end.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_EVENT_BYTES or any(len(line) > MAX_EVENT_BYTES for line in lines):
-            raise UnexpectedMessage(f"an event of over {MAX_EVENT_BYTES} bytes")
-        return [payload for line in lines if (payload := self._payload(line.strip())) is not None]
+        for line in lines:
+            if (payload := self._payload(line.strip())) is not None:
+                yield payload
+        self._check(self._rest)
 
     def _payload(self, line: bytes) -> bytes | None:
+        self._check(line)
         if not line or line.startswith(b":"):
             return None  # the end of an event, or a comment
         if self.done or not line.startswith(_DATA):
@@ -168,6 +173,11 @@ class EventLines:
             return payload
         self.done = True
         return None
+
+    @staticmethod
+    def _check(line: bytes) -> None:
+        if len(line) > MAX_EVENT_BYTES:
+            raise UnexpectedMessage(f"an event of over {MAX_EVENT_BYTES} bytes")
 
     def __repr__(self) -> str:
         return f"<EventLines {'done' if self.done else f'{len(self._rest)} bytes of an event'}>"

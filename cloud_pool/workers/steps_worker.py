@@ -190,7 +190,8 @@ class StepsWorker:
         incarnation = self._supervised.current
         worker = incarnation.worker if incarnation is not None and incarnation.serving else None
         if worker is None or not worker.alive:
-            raise Unreachable(f"the steps of model {self.name!r} are {self.state} here")
+            state = "without a process" if self.state == "ready" else self.state  # it has just died
+            raise Unreachable(f"the steps of model {self.name!r} are {state} here")
         self._inside += 1
         try:
             async with asyncio.timeout(max(0.0, deadline - clock.now())):

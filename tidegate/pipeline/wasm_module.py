@@ -37,6 +37,7 @@ from collections.abc import Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
+from weakref import WeakMethod
 
 import wasmtime
 from numpy.typing import NDArray
@@ -102,7 +103,14 @@ class WasmModule:
         self._limits = limits
         engine, self._ticker, self._c = _runtime()
         self._engine_at = address_of(engine.ptr())
-        self._pre = _linked(engine, _compiled(engine, path, limits), self._log)
+        # The linked module owns what it calls: one that knew this object would keep itself, and its code, for ever.
+        log_line = WeakMethod(self._log)
+
+        def log(caller: wasmtime.Caller, at: int, size: int) -> None:
+            if (told := log_line()) is not None:
+                told(caller, at, size)
+
+        self._pre = _linked(engine, _compiled(engine, path, limits), log)
         self._pre_at = address_of(self._pre.ptr())
         self._hurried = False  # whether a call gets less than the limits, since its budget is nearly over
         self._lines_left = 0

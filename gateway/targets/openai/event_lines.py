@@ -9,6 +9,7 @@ Pure. Source: HTML Living Standard, section 9.2, "Server-sent events".
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from tidegate.outcome import BadAnswer
@@ -34,10 +35,12 @@ class EventReader:
         self._event: list[bytes] = []  # the lines of the event that has not ended
         self._event_bytes = 0
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """What the events that end in this chunk hold. Raises BadAnswer for one that is too large."""
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """What the events that end in this chunk hold, one by one: those before a bad one count.
+
+        To be read to the end before the next chunk. Raises BadAnswer for an event that is too large.
+        """
         self._buffer += chunk
-        events: list[bytes] = []
         begin = 0
         while (end := self._buffer.find(b"\n", max(begin, self._searched))) >= 0:
             line = bytes(self._buffer[begin:end]).removesuffix(b"\r")
@@ -45,12 +48,12 @@ class EventReader:
             if line:
                 self._take(line)
             elif self._event:
-                events.append(b"\n".join(self._event))
+                event = b"\n".join(self._event)
                 self._event, self._event_bytes = [], 0
+                yield event
         del self._buffer[:begin]
         self._searched = len(self._buffer)
         self._check(len(self._buffer))
-        return events
 
     def _take(self, line: bytes) -> None:
         name, _, value = line.partition(b":")

@@ -69,7 +69,15 @@ def test_events_are_the_same_however_they_are_cut(cuts: list[int]) -> None:
 )
 def test_what_is_no_event_is_unexpected(data: bytes) -> None:
     with pytest.raises(UnexpectedMessage):
-        EventLines().feed(data)
+        list(EventLines().feed(data))
+
+
+@pytest.mark.parametrize("bad", [b"<html>\n\n", b"data: " + b"x" * MAX_EVENT_BYTES + b"\n\n"])
+def test_events_before_a_bad_one_count_though_they_came_in_one_piece(bad: bytes) -> None:
+    events = EventLines().feed(b'data: {"a":1}\n\n' + bad)
+    assert next(events) == b'{"a":1}'
+    with pytest.raises(UnexpectedMessage):
+        next(events)
 
 
 @pytest.mark.parametrize(

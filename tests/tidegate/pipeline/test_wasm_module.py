@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -55,6 +57,18 @@ def load(tmp_path: Path) -> Load:
 def ran(module: WasmModule, array: NDArray[Any], spec: TensorSpec = SCORES, *, budget_s: float = 10.0) -> NDArray[Any]:
     (found,) = module.run([spec], [array], [spec], budget_s=budget_s)
     return found
+
+
+def test_a_module_that_nobody_holds_any_more_is_freed_with_its_code(load: Load) -> None:
+    module = load(shell())
+    ran(module, scores((1.0, 2.0)))
+    left = ref(module)
+    gc.disable()
+    try:
+        del module
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def scores(*rows: tuple[float, float]) -> NDArray[Any]:

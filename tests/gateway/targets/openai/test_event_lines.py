@@ -38,7 +38,7 @@ def test_events_are_the_same_wherever_their_bytes_are_cut(
     (b"data: not ended\n", []),
 ])  # fmt: skip
 def test_fields_that_count(stream: bytes, expected: list[bytes]) -> None:
-    assert EventReader().feed(stream) == expected
+    assert list(EventReader().feed(stream)) == expected
 
 
 @pytest.mark.parametrize("endless", [b"x", b"data: x\n", b"data: " + b"x" * 90, b"data:\n", b"error\n"])
@@ -47,11 +47,18 @@ def test_an_event_without_an_end_is_given_up_at_its_bound(endless: bytes) -> Non
     with pytest.raises(BadAnswer, match="more than 1000 bytes"):
         for _ in range(10_000):
             fed += len(endless)
-            reader.feed(endless)
+            assert list(reader.feed(endless)) == []
     assert fed < 10_000
 
 
 def test_comments_may_come_for_ever() -> None:
     reader = EventReader(most_bytes=100)
     for _ in range(1000):
-        assert reader.feed(b": still here\n\n") == []
+        assert list(reader.feed(b": still here\n\n")) == []
+
+
+def test_events_before_one_that_is_too_large_count_though_they_came_in_one_piece() -> None:
+    events = EventReader(most_bytes=100).feed(b"data: one\n\ndata: two\n\ndata: " + b"x" * 100 + b"\n\n")
+    assert [next(events), next(events)] == [b"one", b"two"]
+    with pytest.raises(BadAnswer, match="more than 100 bytes"):
+        next(events)
