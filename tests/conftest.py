@@ -45,6 +45,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=bool(os.environ.get("CI")),
 )
+settings.register_profile("quick", settings.get_profile("tidegate"), max_examples=20)  # `make test-fast`
 settings.load_profile("tidegate")
 
 

@@ -120,6 +120,7 @@ def commit(root: Path, **files: str) -> str:
     return run(root, "rev-parse", "HEAD")
 
 
+@pytest.mark.slow
 def test_a_figure_is_stale_since_the_first_commit_that_changed_what_it_depends_on(checkout: Path) -> None:
     measured = {"commit": commit(checkout, one="1"), "uncommitted": []}
     commit(checkout, aside="1")

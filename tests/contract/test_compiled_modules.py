@@ -83,6 +83,7 @@ def test_a_plain_build_makes_a_wheel_for_any_machine(tmp_path: Path) -> None:
     assert not [name for name in ZipFile(wheel).namelist() if name.endswith(".so")]
 
 
+@pytest.mark.slow
 def test_no_listed_module_has_a_msgspec_struct() -> None:
     """The compiler drops what stands beside the bases (`frozen=True`), and the annotations that msgspec decodes by."""
     found = ((path, node, of) for path, tree in _trees(listed()) for node, of in _classes(tree))
@@ -90,6 +91,7 @@ def test_no_listed_module_has_a_msgspec_struct() -> None:
     assert not structs, "move them to a module that is not compiled"
 
 
+@pytest.mark.slow
 def test_no_constant_tuple_begins_with_a_float_without_a_type() -> None:
     """mypyc takes such a constant for one that was never set; as `Final[tuple[float, ...]]` it is an object."""
     taken = [
@@ -104,6 +106,7 @@ def test_no_constant_tuple_begins_with_a_float_without_a_type() -> None:
     assert not taken, "write Final[tuple[float, ...]]"
 
 
+@pytest.mark.slow
 def test_no_module_that_stays_interpreted_inherits_from_a_compiled_class() -> None:
     closed = {node.name for _, tree in _trees(listed()) for node, of in _classes(tree) if not of & _OPEN}
     others = {path for package in WHEEL["packages"] for path in (ROOT / package).rglob("*.py")}.difference(listed())

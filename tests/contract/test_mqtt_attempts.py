@@ -36,6 +36,7 @@ async def test_a_broker_that_nobody_runs_is_tried_again_and_leaving_does_not_wai
     assert tap.look() == []
 
 
+@pytest.mark.slow
 async def test_a_broker_that_never_answers_is_given_up_after_the_timeout() -> None:
     """(2): nothing blocks, the loop goes on and leaving is at once."""
     async with ScriptedBroker(connack=b"").serve() as broker:
@@ -50,6 +51,7 @@ async def test_a_broker_that_never_answers_is_given_up_after_the_timeout() -> No
         assert logs[0]["reason"] == "no session within 0.1 s"
 
 
+@pytest.mark.slow
 async def test_a_broker_that_has_much_to_do_is_waited_for_and_not_asked_anew() -> None:
     """A fleet that comes back at once makes its broker slow; whoever begins anew makes it slower."""
     async with ScriptedBroker(silent_s=0.5).serve() as broker:
@@ -58,6 +60,7 @@ async def test_a_broker_that_has_much_to_do_is_waited_for_and_not_asked_anew() -
         assert len(broker.connects) == 1
 
 
+@pytest.mark.slow
 async def test_an_address_that_takes_no_connection_is_given_up_long_before_a_slow_broker_is() -> None:
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
@@ -73,6 +76,7 @@ async def test_an_address_that_takes_no_connection_is_given_up_long_before_a_slo
     assert logs[0]["reason"] == "127.0.0.1 takes no connection within 0.1 s"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "reason"),
     [

@@ -118,6 +118,7 @@ async def test_when_it_is_killed_every_pending_call_fails_at_once_and_so_do_late
         await subject.process.infer("text", text(3))
 
 
+@pytest.mark.slow
 async def test_a_cancelled_call_that_has_not_begun_costs_nothing(subject: Subject) -> None:
     first = await once(subject.process.infer("spin", spin(100_000)))
     waiting = [await once(subject.process.infer("spin", spin(FOREVER))) for _ in range(3)]

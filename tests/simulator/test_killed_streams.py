@@ -29,6 +29,7 @@ def test_a_seed_gives_the_same_lives_each_time() -> None:
     assert lives_of(7, 3.0) == lives_of(7, 3.0)
 
 
+@pytest.mark.slow
 def test_a_successor_that_is_given_up_ends_together_with_what_was_asked_beside_it() -> None:
     lives = lives_of(4)  # in which one is
     assert (lives.wrong, lives.whole + lives.refused + sum(lives.broken.values())) == (0, lives.answers)

@@ -70,6 +70,7 @@ def test_a_bad_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) ->
         load(Example)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "words"),
     [

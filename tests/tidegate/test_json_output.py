@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import pytest
 from click.testing import CliRunner
 
 from tests.contract.surface.declared import COMMANDS, loaded
@@ -97,6 +98,7 @@ def test_json_is_a_plain_flag_everywhere_and_says_what_it_does() -> None:
                 assert one.help, words
 
 
+@pytest.mark.slow
 def test_exit_codes_are_listed_where_one_looks_for_them() -> None:
     told = CliRunner().invoke(cli, ["--help"]).output
     assert "Exit codes: 0 done; 1 it could not be done" in told

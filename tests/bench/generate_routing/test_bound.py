@@ -37,6 +37,7 @@ def test_at_one_instant_no_more_is_kept_than_the_engines_have_time_for() -> None
     assert bound(*crowd) < 0.5
 
 
+@pytest.mark.slow
 def test_weather_is_the_same_for_all_rules_and_known_to_the_bound() -> None:
     (jitter,), _ = link_kinds(("jitter",))
     assert jitter.changes(30.0, 1) == jitter.changes(30.0, 1) != jitter.changes(30.0, 2)

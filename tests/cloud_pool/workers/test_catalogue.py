@@ -123,6 +123,7 @@ def refuse_d(manifest: Manifest) -> None:
         raise StartError("its steps may not run here")
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_one_model_keeps_no_other_away_unless_it_is_named(tmp_path: Path) -> None:
     one = (variant("fp32", "fp32", "pool"),)
     models = repository(tmp_path, a=one, b=one, c=one, d=one)

@@ -221,6 +221,7 @@ async def test_rows_that_are_late_alone_are_no_reason_for_smaller_batches() -> N
         assert watch.steward.turns == {}
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_by_default_a_worker_whose_slowest_batches_take_half_of_the_models_budget_is_replaced() -> None:
     async with watched() as watch:

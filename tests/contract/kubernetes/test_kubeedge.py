@@ -68,6 +68,7 @@ def test_what_is_said_of_joining_names_the_folder_that_joining_makes() -> None:
     assert "edge join" in said and str(HOME / IDENTITY) in said
 
 
+@pytest.mark.slow
 def test_settings_are_mounted_as_a_folder_so_that_they_can_change() -> None:
     pod = pod_of(one("DaemonSet"))
     mounts = pod["containers"][0]["volumeMounts"]
@@ -86,6 +87,7 @@ def test_settings_are_mounted_as_a_folder_so_that_they_can_change() -> None:
     assert {str(Path(path).parent) for path in followed} == {folder}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["default", "kiosks", "tills"])
 def test_what_is_mounted_is_a_configuration_and_settings_that_an_agent_takes(
     group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -50,6 +50,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(key)
 
 
+@pytest.mark.slow
 def test_the_reference_has_every_key_of_the_models_with_its_default_and_no_other() -> None:
     assert read(reference.PAGE) == reference.page(), f"keys have changed; write the page anew: {reference.COMMAND}"
 
@@ -192,6 +193,7 @@ def environment(text: str) -> Iterator[tuple[str, str]]:
         yield role.lower(), name.lower()
 
 
+@pytest.mark.slow
 def test_every_variable_of_the_environment_on_a_page_is_a_key() -> None:
     wrong, seen = [], 0
     for path in [*pages(), *deployed("")]:
@@ -203,6 +205,7 @@ def test_every_variable_of_the_environment_on_a_page_is_a_key() -> None:
     assert seen > 3
 
 
+@pytest.mark.slow
 def test_a_key_with_a_dot_in_backticks_exists() -> None:
     """`artifacts.max_partials`, `tls.client_ca`: the first word is a section of a process's configuration."""
     sections = {

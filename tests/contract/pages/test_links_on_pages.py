@@ -57,6 +57,7 @@ def anchors(page: str) -> frozenset[str]:
     return frozenset(found)
 
 
+@pytest.mark.slow
 def test_every_link_leads_somewhere() -> None:
     found = [(page, place, link) for page in [*pages(), CHANGELOG] for place, link in links(page)]
     wrong = [f"{place}: {link}: {why}" for page, place, link in found if (why := problem(page, link))]

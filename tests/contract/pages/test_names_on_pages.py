@@ -46,6 +46,7 @@ def codes() -> Iterator[Piece]:
                 yield Piece(page, block.line + number, line)
 
 
+@pytest.mark.slow
 def test_every_metric_on_a_page_is_exposed_with_the_labels_that_are_named() -> None:
     known = metrics()
     labels_of_all = set().union(*known.values())
@@ -81,6 +82,7 @@ def headers() -> set[str]:
     return found | {word for line in recorded("headers") for word in re.findall(r" / (tidegate-[a-z-]+):", line)}
 
 
+@pytest.mark.slow
 def test_every_header_on_a_page_is_one_of_the_product() -> None:
     known = headers()
     wrong, seen = [], set()
@@ -117,6 +119,7 @@ def test_the_routes_are_read_from_the_record(own: str) -> None:
     assert own in routes()
 
 
+@pytest.mark.slow
 def test_every_route_on_a_page_is_served() -> None:
     patterns = [re.compile(re.sub(r"\{[^}]*\}", r"[^/]+", re.sub(r"\{tail.*?\}", ".+", one)) + "$") for one in routes()]
     wrong, seen = [], set()

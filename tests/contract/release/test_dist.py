@@ -152,6 +152,7 @@ def test_two_builds_of_one_commit_are_the_same_bytes(tmp_path: Path, key: Path) 
         assert f"tidegate-{version}/tidegate/secret.py" not in tar.getnames()
 
 
+@pytest.mark.slow
 def test_the_chart_is_archived_as_helm_reads_it(dist: Callable[..., int], checkout: Path) -> None:
     assert dist("--parts", "chart") == 0
 
@@ -189,6 +190,7 @@ def test_what_speaks_against_a_release_is_said_before_anything_is_built(
     assert not (checkout / "dist").exists()
 
 
+@pytest.mark.slow
 def test_a_tree_with_changes_is_refused_until_told_and_never_signed(
     dist: Callable[..., int], checkout: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,6 +210,7 @@ def test_a_tree_with_changes_is_refused_until_told_and_never_signed(
     assert "tidegate/new.txt" in names and "tidegate/values.yaml" not in names
 
 
+@pytest.mark.slow
 def test_a_chart_of_another_version_is_refused(
     dist: Callable[..., int], checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,6 +223,7 @@ def test_a_chart_of_another_version_is_refused(
     assert list((checkout / "dist").iterdir()) == [], "nothing half-made is left"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_built_is_left_out_with_a_word_and_refused_if_it_was_asked_for(
     dist: Callable[..., int], checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,6 +238,7 @@ def test_what_cannot_be_built_is_left_out_with_a_word_and_refused_if_it_was_aske
     assert sorted(path.name.partition("-")[0] for path in folder.iterdir()) == ["SHA256SUMS", "tidegate"]
 
 
+@pytest.mark.slow
 def test_a_release_is_replaced_as_a_whole_and_a_signed_one_not_at_all(
     dist: Callable[..., int], checkout: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +255,7 @@ def test_a_release_is_replaced_as_a_whole_and_a_signed_one_not_at_all(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_nothing_to_the_next_and_two_do_not_meet(
     dist: Callable[..., int], checkout: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -163,6 +163,7 @@ def test_what_constraints_txt_does_not_pin_is_named_with_its_line(monkeypatch: p
         writer.requirements(["client"], [OLD], {"httpx2": "2.0"})
 
 
+@pytest.mark.slow
 def test_pip_itself_reads_a_file_and_asks_for_digests() -> None:
     """Without an index: it gets as far as looking for the first file, and no further."""
     command = [sys.executable, "-m", "pip", "install", "--require-hashes", "--no-index", "--dry-run", "--isolated",

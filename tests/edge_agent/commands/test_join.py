@@ -104,6 +104,7 @@ def test_a_device_that_joins_has_a_configuration_with_which_its_agent_could_star
     assert config.tls.key.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_a_device_with_the_packages_example_joins_and_the_example_is_put_aside(ca: Path, tmp_path: Path) -> None:
     issue(ca, tmp_path, "kiosk-7\n")
     home = tmp_path / "home"
@@ -116,6 +117,7 @@ def test_a_device_with_the_packages_example_joins_and_the_example_is_put_aside(c
     assert (home / "device.yaml.before-joining").read_bytes() == example
 
 
+@pytest.mark.slow
 def test_a_damaged_certificate_is_replaced_by_the_devices_own_bundle(ca: Path, tmp_path: Path) -> None:
     issue(ca, tmp_path, "kiosk-8\nkiosk-9\n")
     home = tmp_path / "home"
@@ -215,6 +217,7 @@ def test_a_clock_that_is_wrong_and_a_certificate_that_has_ended_are_told_apart(c
     assert not (home / "device.yaml").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nth", range(12))
 def test_a_join_that_is_cut_off_anywhere_leaves_the_old_device_or_the_new_one(
     ca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int

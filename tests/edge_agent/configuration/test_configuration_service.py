@@ -96,6 +96,7 @@ def is_settled(service: ConfigurationService, revision: int, state: RolloutState
     return lambda: (service.report.revision, service.report.state) == (revision, state)
 
 
+@pytest.mark.slow
 async def test_a_config_map_is_followed_through_its_links_and_a_wrong_one_changes_nothing(tmp_path: Path) -> None:
     mount(tmp_path, "max_queue_size: 5\nstore: {max_rows: 99}\n")
     agent = Agent(base(tmp_path))
@@ -143,6 +144,7 @@ async def test_settings_of_a_section_that_the_device_lacks_are_refused(tmp_path:
         with_settings(base(tmp_path, store=None), {"store.max_rows": 99})
 
 
+@pytest.mark.slow
 async def test_a_document_is_tried_kept_and_there_after_a_start(tmp_path: Path) -> None:
     mount(tmp_path, "")
     agent = Agent(base(tmp_path))
@@ -159,6 +161,7 @@ async def test_a_document_is_tried_kept_and_there_after_a_start(tmp_path: Path) 
         assert service.report.differs == ()
 
 
+@pytest.mark.slow
 async def test_documents_that_fall_silent_change_nothing_and_an_empty_one_takes_all_back(tmp_path: Path) -> None:
     mount(tmp_path, "")
     agent = Agent(base(tmp_path))
@@ -175,6 +178,7 @@ async def test_documents_that_fall_silent_change_nothing_and_an_empty_one_takes_
         assert agent.config.max_queue_size == 64
 
 
+@pytest.mark.slow
 async def test_a_device_that_is_unwell_goes_back_and_tries_again_only_for_another_document(tmp_path: Path) -> None:
     mount(tmp_path, "")
     agent = Agent(base(tmp_path))
@@ -210,6 +214,7 @@ async def test_a_kill_during_the_trial_goes_on_with_it_and_the_third_takes_it_ba
         assert service.report.reason.startswith("crash_loop: ")
 
 
+@pytest.mark.slow
 async def test_workers_that_do_not_come_up_and_models_that_are_changed_keep_the_settings_away(tmp_path: Path) -> None:
     mount(tmp_path, "")
     agent = Agent(base(tmp_path))
@@ -228,6 +233,7 @@ async def test_workers_that_do_not_come_up_and_models_that_are_changed_keep_the_
         assert agent.config.threads == 3
 
 
+@pytest.mark.slow
 async def test_changes_by_hand_are_shown_and_stay_unless_the_document_undoes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +270,7 @@ async def test_a_document_that_another_version_of_the_agent_has_accepted_is_name
     assert not (agent.base.state_dir / f"{FILE_NAME}.damaged").exists()
 
 
+@pytest.mark.slow
 async def test_a_disk_that_takes_nothing_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mount(tmp_path, "")
     agent = Agent(base(tmp_path))

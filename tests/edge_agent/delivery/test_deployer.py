@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from edge_agent.core.edge_queue import EdgeQueue
@@ -87,6 +88,7 @@ async def on_a_paid_link(
             yield deployer
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_a_rollout_that_waits_is_given_up_at_its_deadline_and_not_before(tmp_path: Path) -> None:
     plan = made("2").plan(net=Net(deadline_s=7200.0))

@@ -47,6 +47,7 @@ async def fetch(store: ModelStore, one: Made, *urls: str) -> None:
         await fetcher.fetch(plan, urls, DownloadBudget(Net(), plan.max_bytes, len(urls)))
 
 
+@pytest.mark.slow
 async def test_the_loop_goes_on_while_a_partial_file_is_read_back(
     store: ModelStore, server: ArtefactServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

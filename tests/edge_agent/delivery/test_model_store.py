@@ -50,6 +50,7 @@ def append(path: Path, content: bytes, artefact: Artefact = ARTEFACT) -> tuple[i
         return partial.held_bytes, partial.is_whole
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(cuts=st.lists(st.integers(0, len(CONTENT)), max_size=8).map(sorted), rot=st.integers(0, len(CONTENT) - 1))
 def test_a_file_comes_whole_over_any_cuts_and_rot_costs_what_comes_after_it(

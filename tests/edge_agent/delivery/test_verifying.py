@@ -89,6 +89,7 @@ def test_a_generating_model_needs_its_variants_files_its_tokenizer_and_its_templ
         assert f"the plan has no file '{name}'" in checked(changed, store)
 
 
+@pytest.mark.slow
 def test_a_pipeline_needs_the_files_of_its_steps(tmp_path: Path) -> None:
     manifest = weather_repository(tmp_path / "models", {"redact": b"\0asm one", "clip": b"\0asm another"})
     store, plan = arrived(tmp_path / "store", files_of(Repository(tmp_path / "models"), manifest))

@@ -197,6 +197,7 @@ def test_tickets_are_told_for_a_day_and_no_longer(ledger: OfflineLedger, db: sql
     assert ledger.usage(db).bytes == 0
 
 
+@pytest.mark.slow
 def test_the_command_lists_shows_and_revives_dead_letters(tmp_path: Path, ledger: OfflineLedger) -> None:
     with closing(connect(tmp_path / "store.db", SCHEMA)) as db:
         ledger.put(db, request(1, model="kinds"), NOW)

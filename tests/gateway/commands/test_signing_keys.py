@@ -107,6 +107,7 @@ def test_a_root_is_signed_on_several_machines_one_by_one(tmp_path: Path) -> None
     assert "signing-root-rotated" in (tmp_path / "roots.audit.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_signatures_of_strangers_and_broken_ones_do_not_count_and_take_no_room(tmp_path: Path) -> None:
     strangers = [f"s{number}" for number in range(16)]
     at = Machines(tmp_path, "old", "a", *strangers)

@@ -56,6 +56,7 @@ async def test_an_answer_that_is_truncated_is_asked_for_again_over_tcp() -> None
     assert len(answer.targets) == 100
 
 
+@pytest.mark.slow
 async def test_an_answer_is_bounded() -> None:
     async with DnsServer() as server:
         server.records["pools.test.", "A"] = [
@@ -66,6 +67,7 @@ async def test_an_answer_is_bounded() -> None:
     assert "more than" in answer.warning
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -121,6 +123,7 @@ async def test_a_host_with_two_addresses_stays_at_the_one_in_use() -> None:
         assert (await asks.look()).targets == (DnsTarget("pool-0", "10.0.0.1:8101"),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "used"), [("refused", True), ("servfail", False), ("silent", False)])
 async def test_one_family_that_is_refused_leaves_the_other_and_one_that_fails_does_not(
     fault: DnsFault, used: bool

@@ -177,6 +177,7 @@ def test_an_inventory_that_does_not_match_leaves_the_gap_open() -> None:
     assert fleet.is_wanted(effects[0])
 
 
+@pytest.mark.slow
 def test_a_thousand_gaps_cost_a_trickle() -> None:
     fleet = register(effects_per_s=5.0)
     devices = [Device(name=f"d{index}") for index in range(1000)]

@@ -21,6 +21,7 @@ from tidegate.outcome import ModelNotFound
 from tidegate.types import Call, InferRequest, Reply
 
 
+@pytest.mark.slow
 async def test_a_job_whose_failure_cannot_be_recorded_is_not_computed_over_and_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

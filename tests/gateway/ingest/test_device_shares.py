@@ -72,6 +72,7 @@ def test_a_claim_counts_up_to_the_right_and_equals_take_turns() -> None:
     assert next_device([], rights) is None
 
 
+@pytest.mark.slow
 def test_a_device_that_fills_the_memory_of_ids_loses_its_own_past_and_no_others(db: sqlite3.Connection) -> None:
     journal = IngestJournal(max_bytes=10**7, max_seen=100)
     for number in range(20):
@@ -114,6 +115,7 @@ def test_every_device_has_its_turn_whatever_another_claims(db: sqlite3.Connectio
     assert order == [("greedy", 0), ("a", 101), ("greedy", 1), ("a", 100)]
 
 
+@pytest.mark.slow
 def test_a_full_journal_computes_nothing_that_it_could_not_store(db: sqlite3.Connection) -> None:
     journal = IngestJournal(max_bytes=2**20, max_seen=10_000, kept_for_answers=2**19)
     refused = 0

@@ -88,6 +88,7 @@ def test_an_item_older_than_the_memory_is_refused_for_good(db: sqlite3.Connectio
     assert taken(db, journal) == []
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.lists(st.tuples(st.integers(0, 30), st.floats(0, 3600), st.floats(0, 600)), max_size=80))
 def test_however_small_the_memory_nothing_is_taken_twice(sendings: list[tuple[int, float, float]]) -> None:

@@ -299,6 +299,7 @@ async def test_an_answer_in_one_piece_is_judged_by_its_beginning_too() -> None:
     place.assert_at_rest()
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_no_more_than_the_models_share_is_escalated() -> None:
     small, large = edge(), pool()

@@ -231,6 +231,7 @@ async def test_a_busy_device_is_not_asked_for_a_greedy_answer() -> None:
         assert len(scene.edge.seen) == 1 and scene.outcomes == {"busy": 1}
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_a_device_that_drifts_is_left_out_and_comes_back_by_following_the_pools_answers() -> None:
     scene = Scene()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from structlog.testing import capture_logs
 
 from gateway.core.access.networks import PRIVATE, AllowedNetworks
@@ -29,6 +30,7 @@ def test_a_device_that_moves_into_an_allowed_network_is_refused_no_more() -> Non
     assert advertised.refused == {}
 
 
+@pytest.mark.slow
 def test_a_whole_fleet_behind_a_wrong_setting_is_a_few_lines_of_log() -> None:
     advertised = AddressPolicy(AllowedNetworks(()), "link")
     with capture_logs() as lines:

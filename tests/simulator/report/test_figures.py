@@ -144,6 +144,7 @@ def test_what_cannot_be_simulated_is_an_error_in_a_sentence(words: list[str], to
     assert "Traceback" not in found.output
 
 
+@pytest.mark.slow
 def test_scenarios_and_policies_are_listed() -> None:
     found = CliRunner().invoke(command, ["--list"])
     assert found.exit_code == 0

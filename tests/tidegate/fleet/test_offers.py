@@ -96,6 +96,7 @@ def test_what_a_target_offers_is_taken_by_either_way(take: Take, said: list[dict
         assert [list(point) for point in variant.cost] == one.get("cost", [])
 
 
+@pytest.mark.slow
 def test_all_that_a_site_may_tell_comes_through_the_link() -> None:
     """A summary walks 256 offers of a model: as many variants, if each is of another name."""
     many = tuple(VariantOffer(f"v{number}", "int8", ((1.0, 0.01),)) for number in range(256))

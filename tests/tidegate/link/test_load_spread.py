@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from tests.support.loop import settle
 from tests.support.serving.duplex import stream_pair
 from tests.support.serving.link_pair import Heard, Pair, client_on, question, running
@@ -29,6 +31,7 @@ class Second:
         await asyncio.gather(*self.ends, return_exceptions=True)
 
 
+@pytest.mark.slow
 async def test_work_of_one_gateway_is_told_to_the_other_and_not_to_itself() -> None:
     async with running() as pair:
         pair.host.gate.clear()
@@ -46,6 +49,7 @@ async def test_work_of_one_gateway_is_told_to_the_other_and_not_to_itself() -> N
         await other.hang_up()
 
 
+@pytest.mark.slow
 async def test_many_requests_are_told_at_once() -> None:
     async with running() as pair:
         other = Second(pair)
@@ -59,6 +63,7 @@ async def test_many_requests_are_told_at_once() -> None:
         await other.hang_up()
 
 
+@pytest.mark.slow
 async def test_a_gateway_alone_is_told_nothing_and_one_that_has_gone_is_forgotten() -> None:
     async with running() as pair:
         before = len(pair.heard.loads)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 
+import pytest
+
 from tests.support.loop import on_virtual_time
 from tidegate import clock
 from tidegate.metrics.exposition import Exposition
@@ -19,6 +21,7 @@ async def test_an_idle_loop_is_not_late() -> None:
     assert (subject.lag.total, subject.stalls) == (0.0, 0)
 
 
+@pytest.mark.slow
 async def test_what_blocks_the_loop_is_lag_and_a_stall() -> None:
     async with LoopLag() as subject:
         await clock.sleep(0.0)  # the timer is armed
@@ -29,6 +32,7 @@ async def test_what_blocks_the_loop_is_lag_and_a_stall() -> None:
     assert subject.lag.total >= STALL_S
 
 
+@pytest.mark.slow
 async def test_a_deadline_that_a_stall_cost_is_a_condition_and_a_stall_alone_is_none() -> None:
     async with LoopLag() as subject:
         for costs in (False, True):

@@ -155,6 +155,7 @@ def test_a_program_with_dimensions_that_vary_passes_and_loads(dynamic_program: P
     assert load_program(dynamic_program, trust_file(dynamic_program, tmp_path)).module() is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [_expression, _guard])
 def test_code_in_a_programs_json_is_not_run(dynamic_program: Path, tmp_path: Path, change: Any) -> None:
     """The file has no pickle: torch itself evaluates the text, when it loads the program or calls it."""
@@ -179,6 +180,7 @@ def test_code_in_a_programs_json_is_not_run(dynamic_program: Path, tmp_path: Pat
     assert mark.exists(), "the file does run code where nothing checks it, so this test would notice"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [
     "torch.hub.load", "torch.load", "torch.ops.load_library", "_operator.attrgetter", "_operator.call",
     "torch.ops.aten.from_file.default", "torch._C._pickle_load_obj", "math.__loader__.load_module",
@@ -190,6 +192,7 @@ def test_a_node_may_only_call_tensor_operators(dynamic_program: Path, tmp_path: 
         refuse_code(bad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("member", [
     "data/aotinductor/model/a.so", "data/constants/model.pt", "data/weights/model.pt", "code/evil.py",
 ])  # fmt: skip
@@ -242,6 +245,7 @@ def test_a_guard_speaks_of_dimensions_only(text: str, passes: bool) -> None:
         check_guard(text)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_replaced_between_the_check_and_the_load_is_not_loaded(
     dynamic_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

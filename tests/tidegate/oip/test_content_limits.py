@@ -236,6 +236,7 @@ def test_any_bytes_are_walked_through_or_refused(tail: bytes) -> None:
         request_from_bytes(field(7, bytes(SMALL_BYTES)) + tail)
 
 
+@pytest.mark.slow
 def test_an_envelope_of_frames_is_counted() -> None:
     assert check_envelope(field(1, b"") * SMALL_BYTES, SMALL_BYTES)
     assert not check_envelope(field(1, b"") * (SMALL_BYTES + 1), SMALL_BYTES)
@@ -304,6 +305,7 @@ def test_what_is_held_is_given_back_whatever_happens() -> None:
     assert repr(held) == "<BodyMemory 0 of 300000 bytes>"
 
 
+@pytest.mark.slow
 async def test_a_body_that_drips_is_given_up_after_its_time() -> None:
     limits = BodyLimits(idle_s=5.0, grace_s=0.2, min_bytes_per_s=1e6)
     async with serving(FakeHost(), body_limits=limits) as servers, aiohttp.ClientSession() as session:

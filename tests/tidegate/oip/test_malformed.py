@@ -301,6 +301,7 @@ async def test_bytes_that_are_no_message_are_the_callers_fault(servers: Servers)
     await assert_next_request_works(servers)
 
 
+@pytest.mark.slow
 async def test_a_message_over_the_limit_is_resource_exhausted(servers: Servers) -> None:
     got = await by_grpc_bytes(servers, b"x" * (MAX_BYTES + 1))
     assert got is not None

@@ -36,6 +36,7 @@ def test_an_unknown_form_is_answered_in_text() -> None:
     assert load_text(LOAD, "protobuf") == load_text(LOAD)
 
 
+@pytest.mark.slow
 @given(st.text(), st.sampled_from(["", "TEXT ", "JSON "]))
 def test_any_text_is_a_load_or_none(text: str, form: str) -> None:
     assert load_from_text(form + text) is None

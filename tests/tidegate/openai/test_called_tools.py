@@ -50,6 +50,7 @@ def calls_of(message: Any) -> list[tuple[str, Any]]:
     return [(one.function.name, json.loads(one.function.arguments)) for one in message.tool_calls]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 7])
 async def test_calls_are_apart_from_the_text_whole_and_streamed(
     host: WritingHost, client: openai.AsyncOpenAI, batch: int
@@ -72,6 +73,7 @@ async def test_calls_are_apart_from_the_text_whole_and_streamed(
     assert last.usage is not None and last.usage.completion_tokens == made.usage.completion_tokens
 
 
+@pytest.mark.slow
 async def test_a_stream_with_tools_comes_token_by_token_and_wakes_its_front_at_the_beginning_and_the_end(
     host: WritingHost, client: openai.AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +93,7 @@ async def test_a_stream_with_tools_comes_token_by_token_and_wakes_its_front_at_t
     assert len(takes) <= 3
 
 
+@pytest.mark.slow
 async def test_an_answer_of_one_call_alone_has_no_content_and_goes_back_into_the_next_prompt(
     host: WritingHost, client: openai.AsyncOpenAI
 ) -> None:
@@ -105,6 +108,7 @@ async def test_an_answer_of_one_call_alone_has_no_content_and_goes_back_into_the
     assert "<|im_start|>tool\nnoon" in host.prompt()
 
 
+@pytest.mark.slow
 async def test_one_call_at_a_time_is_given_where_that_is_asked_for(
     host: WritingHost, client: openai.AsyncOpenAI
 ) -> None:
@@ -113,6 +117,7 @@ async def test_one_call_at_a_time_is_given_where_that_is_asked_for(
     assert calls_of(made.choices[0].message) == [("tide_at", {"port": "Brest"})]
 
 
+@pytest.mark.slow
 async def test_an_answer_that_is_cut_says_so_and_half_a_call_is_text(
     host: WritingHost, client: openai.AsyncOpenAI
 ) -> None:
@@ -128,6 +133,7 @@ async def test_an_answer_that_is_cut_says_so_and_half_a_call_is_text(
     assert made.choices[0].message.tool_calls is not None and len(made.choices[0].message.tool_calls) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
     [{"tools": openai.NOT_GIVEN}, {"tool_choice": "none"}, {"tools": [TOOLS[1]]}],
@@ -147,6 +153,7 @@ async def test_what_calls_no_tool_of_the_request_is_text(
             assert (made.choices[0].message.content, made.choices[0].finish_reason) == (HIGH, "stop")
 
 
+@pytest.mark.slow
 async def test_a_model_whose_form_is_not_known_gives_its_calls_as_text(tmp_path: Path) -> None:
     host = WritingHost(text_side_folder(tmp_path, context=1024))
     host.text = HIGH
@@ -158,6 +165,7 @@ async def test_a_model_whose_form_is_not_known_gives_its_calls_as_text(tmp_path:
     assert made.choices[0].message.content == HIGH
 
 
+@pytest.mark.slow
 async def test_logprobs_and_usage_count_every_token_of_a_call(host: WritingHost, client: openai.AsyncOpenAI) -> None:
     host.text = f"see {HIGH} \n"
     options: Any = {"include_usage": True, "continuous_usage_stats": True}

@@ -66,6 +66,7 @@ def events(body: bytes) -> list[Any]:
     return [part[6:] if part == "data: [DONE]" else json.loads(part[6:]) for part in parts]
 
 
+@pytest.mark.slow
 async def test_a_chat_is_rendered_by_the_models_template_and_answered_at_once(
     host: WritingHost, client: openai.AsyncOpenAI
 ) -> None:
@@ -90,6 +91,7 @@ async def test_a_chat_is_rendered_by_the_models_template_and_answered_at_once(
     assert made.model_extra["tidegate"]["tidegate-served-by"] == "edge/attic"
 
 
+@pytest.mark.slow
 async def test_a_chat_streams_each_token_as_it_comes(host: WritingHost, client: openai.AsyncOpenAI) -> None:
     stream = await client.chat.completions.create(
         model="talker", messages=HELLO, stream=True, stream_options={"include_usage": True}
@@ -107,6 +109,7 @@ async def test_a_chat_streams_each_token_as_it_comes(host: WritingHost, client: 
     assert {chunk.id for chunk in chunks} == {chunks[0].id}
 
 
+@pytest.mark.slow
 async def test_a_target_that_answers_in_one_piece_streams_all_the_same(
     host: WritingHost, client: openai.AsyncOpenAI
 ) -> None:
@@ -117,6 +120,7 @@ async def test_a_target_that_answers_in_one_piece_streams_all_the_same(
     assert stream.response.headers["server-timing"] == "queue;dur=1.000"
 
 
+@pytest.mark.slow
 async def test_a_stop_string_over_several_tokens_is_never_shown_and_ends_the_work(
     host: WritingHost, client: openai.AsyncOpenAI
 ) -> None:
@@ -160,6 +164,7 @@ async def test_an_answer_gets_what_room_there_is_where_its_caller_does_not_say(
         assert host.asked[-1].max_tokens == most
 
 
+@pytest.mark.slow
 async def test_logprobs_have_the_forms_of_both_interfaces(host: WritingHost, client: openai.AsyncOpenAI) -> None:
     chat = await client.chat.completions.create(model="talker", messages=HELLO, logprobs=True, top_logprobs=2)
     assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content is not None
@@ -204,6 +209,7 @@ def test_pieces_of_a_text_count_as_tokens_where_no_ids_come() -> None:
     assert counted(Piece("ab", ()), Piece("", (), more={}), Piece("c", ())) == [1, 2, 3]
 
 
+@pytest.mark.slow
 async def test_a_schema_goes_to_the_engine(host: WritingHost, client: openai.AsyncOpenAI) -> None:
     schema: Any = {"type": "object", "properties": {"tide": {"type": "number"}}}
     await client.chat.completions.create(
@@ -216,6 +222,7 @@ async def test_a_schema_goes_to_the_engine(host: WritingHost, client: openai.Asy
     assert json.loads(host.asked[-1].schema) == {"type": "object"}
 
 
+@pytest.mark.slow
 async def test_tools_are_rendered_where_the_template_has_them(host: WritingHost, client: openai.AsyncOpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "tide_at", "parameters": {"type": "object"}}}
     await client.chat.completions.create(model="talker", messages=HELLO, tools=[tool])
@@ -224,6 +231,7 @@ async def test_tools_are_rendered_where_the_template_has_them(host: WritingHost,
     assert "<tools>" not in host.prompt()
 
 
+@pytest.mark.slow
 async def test_min_p_goes_to_the_engine(host: WritingHost, client: openai.AsyncOpenAI) -> None:
     await client.chat.completions.create(model="talker", messages=HELLO, extra_body={"min_p": 0.125})
     assert host.asked[-1].sampling.min_p == 0.125
@@ -231,6 +239,7 @@ async def test_min_p_goes_to_the_engine(host: WritingHost, client: openai.AsyncO
     assert host.asked[-1].sampling.min_p == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_wishes_that_the_template_does_not_take_are_named_in_the_answer(servers: Servers, stream: bool) -> None:
     wishes = {"reasoning_effort": "low", "verbosity": "high"}
@@ -244,6 +253,7 @@ async def test_wishes_that_the_template_does_not_take_are_named_in_the_answer(se
     assert (status, "tidegate-warning" in headers) == (200, False)
 
 
+@pytest.mark.slow
 async def test_wishes_that_the_template_takes_are_rendered(tmp_path: Path) -> None:
     host = WritingHost(text_side_folder(tmp_path, template="<effort>{{ reasoning_effort }}{{ messages[0].content }}"))
     async with serving(host, tmp_path) as running:
@@ -252,6 +262,7 @@ async def test_wishes_that_the_template_takes_are_rendered(tmp_path: Path) -> No
         assert "<effort>low" in host.prompt()
 
 
+@pytest.mark.slow
 async def test_variables_of_a_chats_template_are_rendered_and_others_are_named_in_the_answer(tmp_path: Path) -> None:
     template = "{% if enable_thinking is false %}<quiet>{% endif %}<{{ budget }}>{{ messages[0].content }}"
     host = WritingHost(text_side_folder(tmp_path, template=template))
@@ -346,6 +357,7 @@ async def test_too_long_a_prompt_has_openais_code(servers: Servers) -> None:
     assert json.loads(body)["error"]["code"] == "context_length_exceeded"
 
 
+@pytest.mark.slow
 async def test_an_error_before_the_first_token_has_its_status(host: WritingHost, client: openai.AsyncOpenAI) -> None:
     host.fails_at, host.failure = 0, NothingAlive("no target is up", retry_after_s=2.0)
     with pytest.raises(openai.InternalServerError) as failed:
@@ -353,6 +365,7 @@ async def test_an_error_before_the_first_token_has_its_status(host: WritingHost,
     assert (failed.value.status_code, failed.value.response.headers["retry-after-ms"]) == (503, "2000")
 
 
+@pytest.mark.slow
 async def test_an_error_after_the_first_token_is_an_event_and_the_stream_has_no_end(
     servers: Servers, host: WritingHost, client: openai.AsyncOpenAI
 ) -> None:
@@ -417,6 +430,7 @@ async def test_a_caller_that_leaves_cancels_its_generation(servers: Servers, hos
     await until(lambda: host.under_way == 0)
 
 
+@pytest.mark.slow
 async def test_a_caller_of_generate_stream_that_leaves_cancels_its_generation(
     servers: Servers, host: WritingHost
 ) -> None:

@@ -163,6 +163,7 @@ def test_what_is_no_image_is_refused_and_says_which_one(file: Any, words: str) -
         decoded(GOOD_PNG, file)
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_by_its_header_in_no_time_and_no_memory() -> None:
     bomb = png(20_000, 20_000, chunk(b"IDAT", zlib.compress(bytes(60_001) * 2_000, 9)))
     with pytest.raises(StepRefused, match=r"400000000 pixels, and at most 16777216 \(max_pixels\)"):
@@ -193,6 +194,7 @@ def test_broken_exif_leaves_an_image_as_it_lies() -> None:
     np.testing.assert_array_equal(decoded(file), decoded(GOOD_JPEG))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(
     good=st.sampled_from([GOOD_PNG, GOOD_JPEG, as_file(COLOURS, "JPEG", progressive=True), grey_png(9, 9)]),

@@ -95,6 +95,7 @@ def test_its_two_sides_give_what_the_whole_gives(manifest: tuple[Manifest, Path]
         np.testing.assert_array_equal(after[name], array)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
 @given(st.lists(st.binary(max_size=40), min_size=0, max_size=10))
 def test_whatever_is_sent_both_ends_are_as_declared_or_it_is_refused(

@@ -62,6 +62,7 @@ except ValueError:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["text", "json", "terminal"])
 def test_a_traceback_does_not_show_the_values_of_variables(form: str) -> None:
     """Rich's and structlog's do unless told; a key for a server or a prompt is such a value."""

@@ -66,6 +66,7 @@ def test_a_module_is_absent_for_the_imports_within_and_one_that_is_there_already
     assert within is json and sys.modules["json"] is json
 
 
+@pytest.mark.slow
 def test_collections_are_as_they_were_also_after_an_import_that_fails() -> None:
     before = gc.get_freeze_count()
     with pytest.raises(ModuleNotFoundError), settled_imports():

@@ -66,6 +66,7 @@ async def test_connections_that_wait_are_taken_by_whoever_accepts_next() -> None
         assert second.accepting == frozenset()
 
 
+@pytest.mark.slow
 async def test_each_set_is_spread_to_and_no_connection_comes_before_something_accepts() -> None:
     with bound(2) as (sets, port):
         with pytest.raises(ConnectionRefusedError):

@@ -93,6 +93,7 @@ async def test_an_empty_repository_is_a_start_without_models(tmp_path: Path) -> 
     await control(tmp_path, LoaderOfSome({})).begin()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["poll", "explicit"])
 async def test_what_failed_at_the_start_for_another_reason_than_its_files_is_tried_again(
     root: Path, monkeypatch: pytest.MonkeyPatch, mode: ControlMode

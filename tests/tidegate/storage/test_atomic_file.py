@@ -116,6 +116,7 @@ def test_a_missing_folder_is_made_only_on_request(tmp_path: Path) -> None:
     assert path.read_bytes() == b"content"
 
 
+@pytest.mark.slow
 def test_several_writers_of_one_path_never_mix_their_contents(tmp_path: Path) -> None:
     path = tmp_path / "file"
     contents = [bytes([number]) * 100_000 for number in range(4)]

@@ -35,6 +35,7 @@ def owner_of(path: Path) -> str:
     return pwd.getpwuid(path.stat().st_uid).pw_name
 
 
+@pytest.mark.slow
 @as_root
 def test_a_certificate_that_root_issues_for_a_service_can_be_read_by_its_user_also_after_renewal(
     open_folder: Path,

@@ -106,6 +106,7 @@ async def test_where_nothing_listens_it_says_so(tmp_path: Path) -> None:
     assert "does not answer" in answer.stderr and "refused" in answer.stderr
 
 
+@pytest.mark.slow
 async def test_it_waits_until_the_process_is_ready(tmp_path: Path) -> None:
     host = Named()
     host.is_ready = False
@@ -126,6 +127,7 @@ async def test_a_port_that_only_the_process_knows_is_an_error_with_a_way_out(tmp
     assert "'grpc_port' = 0" in str(answer.exception)
 
 
+@pytest.mark.slow
 async def test_over_tls_a_pool_answers_its_own_certificate(tmp_path: Path) -> None:
     pki = FleetPki(tmp_path / "pki")
     secured = ServerSecurity(pki.tls("pool/main"), GATEWAYS, narrowed={HEALTH_SERVICE: ASKS_HEALTH})

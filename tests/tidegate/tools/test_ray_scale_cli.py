@@ -47,7 +47,8 @@ class Sides:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="sides")
+        # It looks for its end every so often: by default every half second, for each of these tests.
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="sides")
 
     def __enter__(self) -> Sides:
         self._thread.start()

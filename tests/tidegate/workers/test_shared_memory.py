@@ -92,6 +92,7 @@ def test_nobody_can_take_memory_away_that_the_other_end_reads(ends: Ends) -> Non
         os.ftruncate(outgoing.files[number], 0)
 
 
+@pytest.mark.slow
 def test_a_large_segment_gives_its_memory_back_when_it_is_free_and_a_small_one_keeps_it(ends: Ends) -> None:
     outgoing, _ = ends
     small, large = os.urandom(1 << 16), np.ones(KEPT_BYTES + 1, np.uint8).data

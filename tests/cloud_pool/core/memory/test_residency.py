@@ -124,6 +124,7 @@ def test_a_model_that_is_forgotten_while_it_comes_in_makes_way_for_others() -> N
     assert core.next_in(0.0) == ("b", ())
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
@@ -154,6 +155,7 @@ def test_never_is_more_in_memory_than_may_be_and_never_does_a_pinned_model_go(
     assert all(one.worth(now) < inf for one in core)
 
 
+@pytest.mark.slow
 def test_it_misses_fewer_deadlines_than_least_recently_used() -> None:
     load = ChurnLoad(models=30, room_models=5.0, rate_per_s=5.0, duration_s=240.0, shift_s=120.0)
     models, requests = load.made(1)

@@ -78,6 +78,7 @@ def test_a_request_goes_where_it_is_in_time(
     assert bool(choice.why) == (place != "peer")
 
 
+@pytest.mark.slow
 @given(needs, gateways, st.integers(0, 8))
 def test_a_request_is_sent_only_where_everything_allows_it(
     asked: HelpNeed, known: list[HelpingPeer], in_flight: int

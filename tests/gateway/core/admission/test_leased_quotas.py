@@ -302,6 +302,7 @@ def test_a_store_that_comes_back_full_or_empty_lends_no_second_burst(forgets: bo
         assert rate(served, gateways.now - 10.0, gateways.now) <= 1.1 * 6000.0 / 60.0
 
 
+@pytest.mark.slow
 def test_a_store_that_is_flushed_while_gateways_lease_lends_no_second_burst() -> None:
     gateways = LeasingGateways(2, TenantSpec(tokens_per_s=6000.0))
     gateways.run(90.0, [200.0, 200.0], gateways.generates)
@@ -329,6 +330,7 @@ def test_what_a_gateway_does_not_use_any_more_goes_back() -> None:
     assert claim.want == 0.0 and claim.back == pytest.approx(bucket.balance - 15_000.0)
 
 
+@pytest.mark.slow
 def test_a_request_that_costs_more_than_is_held_is_granted_the_next_time() -> None:
     gateways = LeasingGateways(16, TenantSpec(tokens_per_s=100.0))
     gateways.run(30.0, [0.0] * 16, gateways.generates)

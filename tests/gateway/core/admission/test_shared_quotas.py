@@ -119,6 +119,7 @@ def test_a_jump_of_what_is_asked_is_followed_within_seconds_and_nothing_is_grant
     assert rate(served, 12.0, 20.0) == pytest.approx(100.0, rel=0.05)
 
 
+@pytest.mark.slow
 def test_without_the_broker_no_more_than_the_whole_is_granted() -> None:
     gateways = Gateways(4, TenantSpec(requests_per_s=100.0))
     gateways.run(5.0, [200.0] * 4, gateways.asks)

@@ -193,6 +193,7 @@ def test_a_change_whose_answers_are_as_good_as_was_recorded_accuses_nobody() -> 
     assert spread(source(), CLASSES, watch, [(0.0, 0.2)] * 39 + [(1.0, 0.4)], 2000) == []
 
 
+@pytest.mark.slow
 def test_a_device_that_changed_is_back_once_it_agrees_as_before() -> None:
     watch = AgreementWatch()
     spread(source(), RECORDED, watch, [(0.008, 0.008)], 4000)
@@ -252,6 +253,7 @@ def test_inputs_that_change_kind_for_a_day_and_come_back_accuse_nobody_and_hide_
         assert lived(watch, terms, fault, 200, draw) == ["demoted"]
 
 
+@pytest.mark.slow
 def test_one_outlier_after_inputs_that_were_others_for_a_day_accuses_nobody() -> None:
     watch = AgreementWatch()
     calm = [(0.0, 0.0), (0.0, 0.02)]

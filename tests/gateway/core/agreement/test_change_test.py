@@ -73,6 +73,7 @@ def test_each_slice_is_held_against_its_own_past() -> None:
     assert found_after(test, 0.012, SHORT) is not None
 
 
+@pytest.mark.slow
 def test_a_heavy_tail_that_was_seldom_seen_is_no_change() -> None:
     draw, alarms = Random(7), 0
     for _ in range(10):
@@ -83,6 +84,7 @@ def test_a_heavy_tail_that_was_seldom_seen_is_no_change() -> None:
     assert alarms == 0
 
 
+@pytest.mark.slow
 def test_two_variants_that_are_the_same_are_held_against_what_is_never_a_disagreement() -> None:
     test = learned(apart=0.0, count=400 * BLOCK)
     assert found_after(test, 0.9 * FLOOR) is None
@@ -100,6 +102,7 @@ def test_what_shows_a_change_is_of_the_answers_since_it_began() -> None:
     assert test.shown(10.0 * test.evidence, 0.0) is None
 
 
+@pytest.mark.slow
 def test_one_outlier_is_not_the_mean_since_a_change_that_is_over() -> None:
     test = learned(count=100 * BLOCK)
     for number in range(1500):
@@ -135,6 +138,7 @@ def test_distances_have_one_scale_for_all_slices() -> None:
         assert test.share(size, nan) is not None and 0.0 < (test.share(size, nan) or 0.0) <= 1.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(), st.floats(0.0, 1.0)), max_size=300))
 def test_evidence_is_a_finite_number_whatever_comes(answers: list[tuple[int, float, float]]) -> None:
     test = learned(count=3 * BLOCK, sizes=(0, 1, 2))

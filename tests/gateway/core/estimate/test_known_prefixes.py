@@ -70,6 +70,7 @@ def test_a_cache_that_lost_what_it_had_is_believed_less_within_a_few_answers() -
     assert known.expected_tokens(prompt) > 0.5 * before
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(TOKENS, st.integers(-5, 1000)), max_size=30), TOKENS)
 def test_no_more_is_expected_than_is_known_whatever_answers_say(
     answers: list[tuple[list[int], int]], prompt: list[int]

@@ -93,6 +93,7 @@ def test_a_target_that_is_lost_in_the_middle_teaches_its_own_account_and_nothing
     assert bias.shift < -0.03
 
 
+@pytest.mark.slow
 def test_the_product_of_the_claims_is_the_chance_of_all_three_though_they_go_together() -> None:
     """A slow target misses all of them, a fast one none: independence would claim half of what comes."""
     calibration, draw, kept = TokenCalibration(), Random(5), 0

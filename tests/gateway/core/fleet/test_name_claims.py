@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
@@ -130,6 +131,7 @@ def test_at_most_one_of_two_is_refused_and_the_memory_is_bounded(said: list[tupl
         assert refused is None or len(refused.refusal(float(at))) <= MOST_WORDS
 
 
+@pytest.mark.slow
 def test_the_memory_is_bounded_in_starts_and_in_names() -> None:
     claims = NameClaims()
     claims.claim("kiosk", old(1), 0.0)

@@ -97,6 +97,7 @@ def test_bursts_need_more_than_the_same_load_without_them() -> None:
     assert bursty.replicas >= smooth.replicas + 2
 
 
+@pytest.mark.slow
 def test_rising_load_is_met_where_it_will_be_when_a_replica_has_started() -> None:
     early, late = (Traffic(start_s=start_s) for start_s in (90.0, 0.0))
     for one in (early, late):
@@ -114,6 +115,7 @@ def test_a_lull_is_waited_out_and_then_given_back() -> None:
     assert traffic.flow(300.0, lambda _: 20.0).replicas < before / 2
 
 
+@pytest.mark.slow
 def test_silence_needs_the_least() -> None:
     traffic = Traffic(scale_down_s=10.0, min_replicas=2)
     traffic.flow(120.0, lambda _: 400.0)
@@ -124,6 +126,7 @@ def test_silence_needs_the_least() -> None:
     assert traffic.scaling.needed.replicas == 2
 
 
+@pytest.mark.slow
 def test_a_backlog_is_worked_off_with_more() -> None:
     without = Traffic().flow(120.0, lambda _: 100.0)
     backed_up = Traffic().flow(120.0, lambda _: 100.0, backlog_s=30.0)
@@ -141,6 +144,7 @@ def test_a_gateway_that_has_just_started_takes_nobody_down() -> None:
     assert traffic.scaling.needed.replicas == 1
 
 
+@pytest.mark.slow
 def test_what_is_late_although_all_are_there_teaches_that_more_are_needed() -> None:
     taught, untaught = Traffic(), Traffic()
     for traffic in (taught, untaught):

@@ -77,6 +77,7 @@ def test_what_is_down_and_what_comes_from_another_site_is_left_out() -> None:
     assert summarise(fleet, NOW).offers == ()
 
 
+@pytest.mark.slow
 def test_a_summary_of_a_large_site_looks_at_a_part_in_turns_and_counts_for_all() -> None:
     fleet = fleet_of(**{f"edge_e{number}": variant(compute_s=0.1) for number in range(3 * MOST)})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from msgspec.structs import replace
 
 from gateway.core.history.recorder import MAX_PACKED_BYTES, FlightRecorder, RequestRecord
@@ -55,6 +56,7 @@ def test_numbers_rise_also_where_one_needs_no_packing() -> None:
     assert [one.number for one in memory] == [1, 2]
 
 
+@pytest.mark.slow
 def test_decisions_that_are_held_as_they_are_are_few() -> None:
     kept = list[RequestRecord]()
     memory = FlightRecorder(1000, defer=Deferred())

@@ -70,6 +70,7 @@ def test_a_sibling_that_lives_and_is_silent_counts_as_one_that_takes_an_equal_pa
     assert share_of(200.0, [], []) == pytest.approx(100.0)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(1.0, 500.0), min_size=2, max_size=4))
 def test_the_shares_of_processes_add_up_to_their_gateways(rates: list[float]) -> None:
     shares = [

@@ -45,6 +45,7 @@ def asking(budget_s: float = 30.0, **changes: Any) -> Ask:
     return ask(budget_s=budget_s, units=190.0, longest_row=1100)._replace(generation=generation(**changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [
     GenerationBudget(0.25, None, 30.0),
     GenerationBudget(None, 0.021, 30.0),

@@ -82,6 +82,7 @@ def test_who_is_gone_is_not_seen_and_who_is_back_is() -> None:
     assert "edge/0" in seen
 
 
+@pytest.mark.slow
 def test_memory_is_bounded_by_the_fleet_however_many_come_and_go() -> None:
     fleet, shortlist = large(40), Shortlist()
     for number in range(1000):

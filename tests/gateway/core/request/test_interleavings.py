@@ -52,6 +52,7 @@ def test_random_lives_break_no_rule_and_go_through_everything(lived: Lived) -> N
     assert {"by cheapest", "by faster", "by surer", "by only", "by hedge", "by fallback"} <= set(went_through)
 
 
+@pytest.mark.slow
 def test_the_same_seed_is_the_same_run() -> None:
     first, second = Lived(), Lived()
     assert play(script_of(7), first) is play(script_of(7), second) is None

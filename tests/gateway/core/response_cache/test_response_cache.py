@@ -88,6 +88,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(OPERATIONS)
 def test_bytes_stay_within_both_bounds_and_the_cache_agrees_with_a_plain_model(
     operations: list[tuple[str, int, int, float]],

@@ -135,6 +135,7 @@ async def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
         assert answer.status == 404
 
 
+@pytest.mark.slow
 async def test_downloads_beyond_the_limit_get_503_with_retry_after(tmp_path: Path) -> None:
     door = ArtifactServer(stored(tmp_path), max_concurrent=1, pace=BytePacer(PIECE_BYTES * 10.0))
     async with served(door.routes()) as (url, http), http.get(url + PATH) as first:
@@ -185,6 +186,7 @@ async def test_an_upload_goes_on_after_it_broke_off_and_is_there_once_whole(tmp_
     assert store.path(DIGEST).read_bytes() == CONTENT and store.offset_bytes(DIGEST) == 0
 
 
+@pytest.mark.slow
 async def test_an_upload_whose_sender_leaves_while_it_is_hashed_ends_whole_and_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -258,6 +260,7 @@ def test_a_store_takes_pieces_in_order_only(tmp_path: Path) -> None:
 # who may fetch
 
 
+@pytest.mark.slow
 async def test_over_tls_a_device_of_ours_may_fetch_and_nobody_else(tmp_path: Path) -> None:
     ours, strangers = FleetPki(tmp_path / "ours"), FleetPki(tmp_path / "strangers")
     # Callers' certificates are of another CA, as where a company has one of its own: that opens no door here.

@@ -91,6 +91,7 @@ def test_a_text_ends_with_its_context(tmp_path: Path) -> None:
     assert len(run(engine(tmp_path, limits=GenerationLimits(context=16)), asking(100, *range(15)))[0]) == 1
 
 
+@pytest.mark.slow
 def test_a_step_takes_what_its_batch_and_its_contexts_take_times_how_slow_it_is(tmp_path: Path) -> None:
     one = engine(
         tmp_path, slow=2.0, prefill_ms=0.0, prefill_chunk=1000, step_ms=((1.0, 10.0), (3.0, 20.0)), context_us=50.0

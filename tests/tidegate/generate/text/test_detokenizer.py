@@ -39,6 +39,7 @@ def spoken(tokenizer: Any, ids: Sequence[int], prompt: Sequence[int] = (), *, fi
     return [*(one.push(id) for id in ids), one.flush()]
 
 
+@pytest.mark.slow
 @given(st.text(max_size=40), st.booleans())
 def test_the_pieces_of_any_text_are_the_text_and_hold_whole_characters(text: str, fixed: bool) -> None:
     pieces = spoken(TINY, TINY.encode(text).ids, fixed=fixed)

@@ -28,10 +28,12 @@ async def renderer() -> AsyncIterator[TemplateRenderer]:
     await one.aclose()
 
 
+@pytest.mark.slow
 async def test_a_conversation_is_rendered(renderer: TemplateRenderer) -> None:
     assert await renderer.render(TEMPLATE, HELLO) == "<|im_start|>user\nhé 🌊<|im_end|>\n<|im_start|>assistant\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("template", "text"), [
     ("{{ tools | tojson }}", '["<a> é"]'),
     ("{% for one in tools %}{% if true %}{% break %}{% endif %}x{% endfor %}y", "y"),
@@ -45,6 +47,7 @@ async def test_what_templates_of_published_models_use_is_there(
     assert await renderer.render(template, {"tools": ["<a> é"]}) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("template", "words"), [
     ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
     ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "unsafe"),
@@ -88,6 +91,7 @@ async def test_one_that_does_not_end_is_killed_and_the_next_text_is_rendered(tem
     await until(lambda: len(os.listdir("/proc/self/fd")) == before)
 
 
+@pytest.mark.slow
 async def test_a_caller_that_leaves_while_the_process_starts_leaves_none(renderer: TemplateRenderer) -> None:
     before = len(os.listdir("/proc/self/fd"))
     for turns in (1, 3, 8):
@@ -100,6 +104,7 @@ async def test_a_caller_that_leaves_while_the_process_starts_leaves_none(rendere
     assert await renderer.render("mine", {}) == "mine"
 
 
+@pytest.mark.slow
 async def test_a_caller_that_leaves_disturbs_no_other(renderer: TemplateRenderer) -> None:
     slow = "{% for i in range(3000) %}{% for j in range(100) %}{% endfor %}{% endfor %}slow"
     await renderer.start()
@@ -129,6 +134,7 @@ async def test_what_a_caller_leaves_behind_takes_none_of_the_next_ones_time() ->
         await renderer.aclose()
 
 
+@pytest.mark.slow
 async def test_a_process_that_ends_over_what_a_caller_left_behind_is_started_again(renderer: TemplateRenderer) -> None:
     await renderer.start()
     leaving = asyncio.create_task(renderer.render("{% for i in range(90000) %}{{ i }}{% endfor %}" * 50, {}))
@@ -139,11 +145,13 @@ async def test_a_process_that_ends_over_what_a_caller_left_behind_is_started_aga
     assert await renderer.render("mine", {}) == "mine"
 
 
+@pytest.mark.slow
 async def test_texts_at_once_do_not_get_each_others(renderer: TemplateRenderer) -> None:
     found = await asyncio.gather(*(renderer.render("{{ x }}", {"x": index}) for index in range(50)))
     assert found == [str(index) for index in range(50)]
 
 
+@pytest.mark.slow
 async def test_the_process_has_no_secrets_and_ends_with_its_owner(
     renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

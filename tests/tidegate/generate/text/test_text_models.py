@@ -92,6 +92,7 @@ async def test_without_jinja_a_model_completes_only(tmp_path: Path, monkeypatch:
     assert (model.chats, model.takes_tools) == (False, False)
 
 
+@pytest.mark.slow
 async def test_the_special_tokens_of_a_template_are_the_models(tmp_path: Path) -> None:
     texts = TextModels(OneFolder(tmp_path))
     try:

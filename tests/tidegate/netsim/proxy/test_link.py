@@ -22,6 +22,7 @@ async def test_bytes_take_the_time_that_the_link_takes_both_ways() -> None:
         assert await client.ask() == pytest.approx(0.07, abs=0.001)
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_a_delay_takes_no_capacity() -> None:
     async with linked(profile=StreamProfile(delay_ms=500.0)) as link, Client(link) as client:
@@ -40,6 +41,7 @@ async def test_a_slow_link_spreads_bytes_over_time() -> None:
     assert all(abs(total - at * 1e6) < 4000 for at, total in seen)  # the line of 8 Mbit/s, never off by 4 ms
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_connections_share_the_capacity_and_do_not_each_have_it() -> None:
     async with (
@@ -156,6 +158,7 @@ async def test_bytes_on_their_way_keep_their_instant_and_bytes_in_the_queue_take
         assert recorder.got[0] == pattern(100_000)
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_a_link_that_changes_all_the_time_loses_nothing_and_starves_nobody() -> None:
     recorder, profile = Recorder(), StreamProfile(delay_ms=100.0, to_mbit=8.0, queue_kbyte=64)

@@ -33,6 +33,7 @@ async def test_a_sink_that_does_not_read_holds_its_sender_back_and_the_proxy_sta
         assert link.totals()["to"]["held"] <= 100_000 + 65536
 
 
+@pytest.mark.slow
 @on_virtual_time
 async def test_a_sink_that_reads_again_while_the_link_is_cut_does_not_spin() -> None:
     reads = asyncio.Event()

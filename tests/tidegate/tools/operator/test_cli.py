@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[4] / "deploy" / "operator" / "examples"
 HEAD = "apiVersion: tidegate.dev/v1alpha1\nkind: TidegateGateway\n"
 
 
+@pytest.mark.slow
 def test_definitions_are_printed_one_after_another() -> None:
     said = CliRunner().invoke(operator, ["crds"])
 
@@ -34,6 +35,7 @@ def test_resources_of_several_files_know_each_other(tmp_path: Path) -> None:
     assert (alone.exit_code, "digits-1" in alone.output) == (1, True)
 
 
+@pytest.mark.slow
 def test_what_was_left_out_is_said_beside_what_was_made(tmp_path: Path) -> None:
     gateway = (
         f"{HEAD}metadata: {{name: main}}\nspec: {{modelsVolume: {{emptyDir: {{}}}}, config: {{metrics_port: 0}}}}\n"
@@ -78,6 +80,7 @@ def test_a_conductor_has_a_name_and_an_address(given: str) -> None:
     assert (said.exit_code, "NAME=URL" in said.output) == (2, True)
 
 
+@pytest.mark.slow
 def test_outside_of_a_cluster_it_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     said = CliRunner().invoke(operator, ["run"])

@@ -114,12 +114,14 @@ def examples() -> list[dict[str, Any]]:
     return [one for path in sorted(EXAMPLES.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text())]
 
 
+@pytest.mark.slow
 def test_the_files_of_the_chart_are_what_the_models_generate() -> None:
     there = {path.name: path.read_text() for path in definition_files.FOLDER.iterdir()}
 
     assert there == definition_files.texts(), "run python -m tests.support.operator.definition_files"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_every_schema_is_structural(kind: Kind) -> None:
     for path, node in nodes(schema_of(kind)):
@@ -133,6 +135,7 @@ def test_every_schema_is_structural(kind: Kind) -> None:
     assert len(yaml.safe_dump(definition(kind))) < 250_000, "kubectl apply keeps a copy in an annotation of 256 KiB"
 
 
+@pytest.mark.slow
 def test_a_configuration_has_every_key_of_its_model_and_no_default() -> None:
     for kind in KINDS:
         if kind.role:
@@ -141,6 +144,7 @@ def test_a_configuration_has_every_key_of_its_model_and_no_default() -> None:
             assert all("default" not in node for path, node in nodes(config) if path)
 
 
+@pytest.mark.slow
 def test_there_is_an_example_of_each_kind_and_each_is_taken() -> None:
     found = examples()
 

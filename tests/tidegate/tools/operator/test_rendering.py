@@ -86,6 +86,7 @@ def test_who_scales_a_pool_alone_sets_its_replicas() -> None:
     assert one_of(fixed, "StatefulSet")["spec"]["replicas"] == 3
 
 
+@pytest.mark.slow
 def test_keda_asks_the_gateway_where_it_says_its_metrics_are() -> None:
     pool = body("TidegatePool", "gpus", modelsVolume=VOLUME, autoscaling={"kind": "keda", "gateway": "main"})
     tls = {"mode": "csi", "issuerName": "ca"}

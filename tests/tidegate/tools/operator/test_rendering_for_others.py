@@ -126,6 +126,7 @@ def test_a_changed_configuration_of_a_pool_on_ray_is_another_application_in_the_
     assert arguments(before)["name"] == arguments(after)["name"], "what was measured of a replica stays"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [{"image": {"tag": "0.3.0"}}, {"env": [{"name": "A", "value": "1"}]}, {"resources": {"limits": {"cpu": "8"}}},
@@ -137,6 +138,7 @@ def test_replicas_of_a_second_cluster_have_names_of_their_own(change: dict[str, 
     assert arguments(service())["name"] != arguments(service(**change))["name"]
 
 
+@pytest.mark.slow
 def test_a_changed_model_is_a_second_cluster() -> None:
     model = body("TidegateModel", "digits-1", **MODEL)
     other = body("TidegateModel", "digits-1", **{**MODEL, "manifest": {**MODEL["manifest"], "summary": "other"}})

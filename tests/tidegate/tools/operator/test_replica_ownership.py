@@ -41,6 +41,7 @@ def test_a_number_that_stays_by_itself_is_left_alone(owners: list[tuple[str, dic
     assert replicas_to_hand_over(live(*owners)) is None
 
 
+@pytest.mark.slow
 def test_only_a_scaled_pool_leaves_its_number_to_others() -> None:
     scaled = objects_of(body("TidegatePool", "gpus", modelsVolume=VOLUME, autoscaling={"kind": "hpa"}))
     fixed = objects_of(body("TidegatePool", "gpus", modelsVolume=VOLUME))

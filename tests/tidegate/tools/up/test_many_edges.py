@@ -74,6 +74,7 @@ def test_too_many_edges_for_the_memory_are_told_of_with_how_many_would_fit(tmp_p
     assert memory_note(20, tmp_path / "nowhere", None) == ""
 
 
+@pytest.mark.slow
 def test_of_each_model_the_version_counts_that_an_edge_serves(tmp_path: Path) -> None:
     root = tiny_repository(tmp_path, ("1", "2", "3"))
     least = memory_of(root)
