@@ -6,11 +6,11 @@
 
 All are asked for the same, in turn within each repeat, and what is taken is when each token came. The engine's loop
 never rests. The others do, between one answer's first token and the next one's, and a process that has rested is slow:
-the echo's first token says how slow where nothing else is done. The engine is paced
-(`engine: paced`): it takes as long as a model would, step by step, and computes nothing, so that on a few cores it is
-the way that is measured and not the model. 500 streams ask for more tokens than one gateway's core can pass on; what
-its CPU takes for a token is taken there. Memory is that of the gateway's process with 500 streams under way, over that
-with one, each stream with the tokens that it was sent.
+the echo's first token says how slow where nothing else is done. The engine is paced (`engine: paced`): it takes as long
+as a model would, step by step, and computes nothing, so that on a few cores it is the way that is measured and not the
+model. 500 streams ask for more tokens than one gateway's core can pass on; what its CPU takes for a token is taken
+there. Memory is that of the gateway's process with 500 streams under way, over that with one, each stream with the
+tokens that it was sent.
 
     python -m tests.bench.generate_overhead [--quick] [--repeats 5] [--seconds 5]
 """

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Final
 
 import pytest
 
-from tests.bench.calls import LEAST, Counted, budgets, of_agent, of_gateway, of_pool
+from tests.bench.calls import Counted, budgets, of_agent, of_gateway, of_pool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+_SOME: Final = 0.5  # objects a request: a few of a whole run are none of a request's
 Part = Callable[[AsyncExitStack, Path], Awaitable[dict[str, Counted]]]
 
 
@@ -25,5 +27,5 @@ async def test_a_request_calls_no_more_functions_than_it_may(part: Part, tmp_pat
             f"{name}: {one.calls:.0f} calls of Python functions a request, and {budget[name]:.0f} may be. What is "
             f"worth it raises the budget in the same commit (python -m tests.bench.calls --set). Most called:\n{most}"
         )
-        assert one.garbage < LEAST, f"{name}: only a garbage collection frees {one.garbage:.1f} objects of a request"
+        assert one.garbage < _SOME, f"{name}: only a garbage collection frees {one.garbage:.1f} objects of a request"
         assert 1.25 * one.calls > budget[name], f"{name}: {one.calls:.0f} is far below its budget: lower it (--set)"

@@ -82,6 +82,6 @@ async def _look(lapse: asyncio.Future[ServeError], check: Check) -> None:
         await check()
     except ServeError as error:
         if not lapse.done():
-            lapse.set_result(error.with_traceback(None))
+            lapse.set_result(error.without_frames())
     except Exception:
         log.exception("a stream's credential cannot be checked")  # a defect must not keep the others from their check
