@@ -157,22 +157,17 @@ class ComputeServer:
 
     def serve(self, inbox: CallQueue) -> NoReturn:
         self._collections.start()
-        try:
-            self._sock.sendall(channel.pack(WorkerHello(os.getpid())))
-            while True:
-                self._take(inbox.take_if_any() if self._sequences.due else inbox.take())
-        finally:
-            self._collections.close()
-
-    def _take(self, entry: Entry | None) -> None:
-        if entry is None:
-            self._sequences.step()
-        elif not isinstance(entry, tuple):
-            self._sequences.take(entry)
-        else:
-            self._call(*entry)
-            if self._sequences.due:  # calls that follow one another leave every other turn to the sequences
+        self._sock.sendall(channel.pack(WorkerHello(os.getpid())))
+        while True:
+            entry = inbox.take_if_any() if self._sequences.due else inbox.take()
+            if entry is None:
                 self._sequences.step()
+            elif not isinstance(entry, tuple):
+                self._sequences.take(entry)
+            else:
+                self._call(*entry)
+                if self._sequences.due:  # calls that follow one another leave every other turn to the sequences
+                    self._sequences.step()
 
     def _call(self, work: Work, cancelled: bool) -> None:
         message, arrays = work

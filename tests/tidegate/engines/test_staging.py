@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def load_engine(key: str) -> LoadEngine:
 
 def test_a_worker_has_the_engine_prepare_a_call_that_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     engines = {Path("gpu.onnx"): Preparing(), Path("cpu.onnx"): object()}
+    monkeypatch.setattr(gc, "callbacks", [])  # a worker times collections until its process ends, and this one goes on
     monkeypatch.setattr("tidegate.workers.child.load_engine", lambda _name, artefact, **_how: engines[artefact])
     ours, theirs = socket.socketpair()
     with ours, theirs:
