@@ -67,7 +67,7 @@ PIP_INSTALL := -m pip install --disable-pip-version-check --no-compile
 PIP_WORDS = 2>>$(1) | tee -a $(1) | awk '/Downloading .* MB/ { print "  fetching " $$2 " " $$3 " " $$4; fflush() } \
 	/^Installing collected/ { print "  unpacking"; fflush() }' || { tail -n 20 $(1) >&2; echo "set-up failed; the full log is $(1)" >&2; exit 1; }
 
-.PHONY: help setup ray clients checks peers tools openvino run test test-fast test-fast-shared test-fast-others test-fast-chosen test-gpu screenshots lint lint-types lint-rules compiled test-models fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom dist requirements proto clean image-test e2e-kind
+.PHONY: help setup ray clients checks peers tools openvino run test test-fast test-gpu screenshots lint lint-types lint-rules compiled test-models fmt docs bench figures bench-guard wheel-compiled test-compiled fuzz audit sbom dist requirements proto clean image-test e2e-kind
 
 help: ## Say what there is.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -95,15 +95,19 @@ test: ## Lint and every test. TEST_FLAGS="-k words"
 	[ $$code -eq 0 ] || { [ $$code -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$code
 
 # Two processes with a half each: those of one parallel run would both collect all tests, which takes a third of the time.
-# Property tests look at a fifth of the examples of `make test`. Exit code 5 of pytest: TEST_FLAGS chose none of this half.
-test-fast: setup ## The short tests, without processes, models and clients. TEST_FLAGS="-k words"
-	@$(MAKE) --no-print-directory -j2 $(if $(filter tests/%,$(TEST_FLAGS)),test-fast-chosen,test-fast-shared test-fast-others)
+# Property tests look at a fifth of the examples of `make test`. Exit code 5 of pytest is as above. $(1): the half's name,
+# $(2): its folders.
+SHARED := tests/tidegate/ tests/bench/ tests/lint/
+OTHERS := $(filter-out $(SHARED) tests/e2e/ tests/support/ tests/data/,$(wildcard tests/*/))
+RUN_FAST = $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) -q --hypothesis-profile quick \
+	-m "not slow and not e2e and not clients and not needs_mosquitto" $(2) $(TEST_FLAGS)
 
-test-fast-shared: WHERE := tests/tidegate tests/bench tests/lint
-test-fast-others: WHERE := $(filter-out tests/tidegate/ tests/bench/ tests/lint/ tests/e2e/ tests/support/ tests/data/,$(wildcard tests/*/))
-test-fast-shared test-fast-others test-fast-chosen:
-	@$(BIN)/python -m pytest -o cache_dir=.pytest_cache/$@ -q --hypothesis-profile quick \
-		-m "not slow and not e2e and not clients and not needs_mosquitto" $(WHERE) $(TEST_FLAGS) || [ $$? -eq 5 ]
+test-fast: setup ## The short tests, without processes, models and clients. TEST_FLAGS="-k words"
+	@$(if $(filter tests/%,$(TEST_FLAGS)),$(call RUN_FAST,chosen),\
+	$(call RUN_FAST,shared,$(SHARED)) & other=$$!; code=0; $(call RUN_FAST,others,$(OTHERS)) || code=$$?; \
+	shared=0; wait $$other || shared=$$?; \
+	[ $$shared -eq 0 ] || [ $$shared -eq 5 ] || exit $$shared; \
+	[ $$code -eq 0 ] || { [ $$code -eq 5 ] && [ $$shared -eq 0 ]; } || exit $$code)
 
 test-gpu: setup ## The tests that need a GPU which torch sees; `make test` skips them where there is none.
 	$(BIN)/python -m pytest -q -m cuda $(TEST_FLAGS)

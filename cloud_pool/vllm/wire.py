@@ -158,12 +158,12 @@ class EventLines:
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
+            _check_size(line)
             if (payload := self._payload(line.strip())) is not None:
                 yield payload
-        self._check(self._rest)
+        _check_size(self._rest)
 
     def _payload(self, line: bytes) -> bytes | None:
-        self._check(line)
         if not line or line.startswith(b":"):
             return None  # the end of an event, or a comment
         if self.done or not line.startswith(_DATA):
@@ -174,13 +174,13 @@ class EventLines:
         self.done = True
         return None
 
-    @staticmethod
-    def _check(line: bytes) -> None:
-        if len(line) > MAX_EVENT_BYTES:
-            raise UnexpectedMessage(f"an event of over {MAX_EVENT_BYTES} bytes")
-
     def __repr__(self) -> str:
         return f"<EventLines {'done' if self.done else f'{len(self._rest)} bytes of an event'}>"
+
+
+def _check_size(line: bytes) -> None:
+    if len(line) > MAX_EVENT_BYTES:
+        raise UnexpectedMessage(f"an event of over {MAX_EVENT_BYTES} bytes")
 
 
 def read_event(payload: bytes) -> StreamEvent:

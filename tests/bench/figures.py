@@ -176,7 +176,7 @@ def stated(shown: Shown, spec: str) -> str:
     unit = ""
     if form.endswith("%"):
         form, scale, unit = f"{form[:-1]}f", 100.0 * scale, " %"
-    value, low, high = (f"{scale * one:{form}}" for one in (shown.value, shown.low, shown.high))
+    value, low, high = (f"{scale * one:z{form}}" for one in (shown.value, shown.low, shown.high))
     return f"{value}{unit}" if low == high else f"{value} ({low} to {high}){unit}"
 
 

@@ -25,7 +25,16 @@ MEASURED = "<!-- measured: hop -->{}<!-- /measured -->"
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """What a bench "hop" wrote."""
-    report = Report("hop", {}, {"link": {"us": Spread.of([80e-6, 60e-6, 70e-6])}, "share": 0.9712, "who": "us"})
+    report = Report(
+        "hop",
+        {},
+        {
+            "link": {"us": Spread.of([80e-6, 60e-6, 70e-6])},
+            "share": 0.9712,
+            "who": "us",
+            "grown": Spread.of([-0.2, 3.0, 41.0]),
+        },
+    )
     report.goals.append(Goal("hop_ratio", 0.5, 1.0, "<="))
     report.goals.append(Goal("heat", None, 1.0, why="no GPU"))
     report.measured = {"commit": "abcdef0123456789", "date": "2026-01-02", "uncommitted": []}
@@ -46,6 +55,7 @@ def sources(results: Path, stale: str | None = "") -> Sources:
         ("hop.share", "0.971"),
         ("hop.hop_ratio as .2f", "0.50"),
         ("hop.heat as .2f", "not measured yet"),
+        ("hop.grown as .0f", "3 (0 to 41)"),  # and not from -0
         ("other.link.us as .0f", "not measured yet"),
     ],
 )

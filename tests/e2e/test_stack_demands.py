@@ -50,11 +50,13 @@ def test_a_quality_floor_is_kept_by_the_pool_while_the_edges_are_below_it(stack:
 @pytest.mark.clients
 def test_the_openai_sdk_demands_by_extra_headers(stack: Stack) -> None:
     with openai.OpenAI(base_url=f"{stack.http}/v1", api_key="any", max_retries=0) as client:
-        answer = client.embeddings.with_raw_response.create(
-            model="minilm", input=SHORT, extra_headers={"tidegate-pin": "edge"}
-        )
-        assert answer.headers["tidegate-served-by"].startswith("edge/")
-        # Where the machine is busy, a second edge may have been asked and have answered first.
-        assert answer.headers["tidegate-route"].split(";")[0] in ("pinned", "hedge")
+        for _ in range(5):
+            answer = client.embeddings.with_raw_response.create(
+                model="minilm", input=SHORT, extra_headers={"tidegate-pin": "edge"}
+            )
+            assert answer.headers["tidegate-served-by"].startswith("edge/")
+            if "hedged=0" in answer.headers["tidegate-route"]:
+                break  # where the machine is busy, a second edge is asked as well, and may be the first to answer
+        assert answer.headers["tidegate-route"].startswith("pinned;")
         with pytest.raises(openai.BadRequestError, match="one of edge, edge-input, site, any"):
             client.embeddings.create(model="minilm", input=SHORT, extra_headers={"tidegate-pin": "home"})

@@ -65,7 +65,13 @@ def test_events_are_the_same_however_they_are_cut(cuts: list[int]) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"<html>\n", b"event: x\n", b"data: [DONE]\n\ndata: {}\n", b"x" * (MAX_EVENT_BYTES + 1)],
+    [
+        b"<html>\n",
+        b"event: x\n",
+        b"data: [DONE]\n\ndata: {}\n",
+        b"x" * (MAX_EVENT_BYTES + 1),
+        b" " * (MAX_EVENT_BYTES + 1) + b"\n",
+    ],
 )
 def test_what_is_no_event_is_unexpected(data: bytes) -> None:
     with pytest.raises(UnexpectedMessage):
