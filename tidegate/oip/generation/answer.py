@@ -147,6 +147,7 @@ class GenerationAnswer:
             return await over
         finally:
             stream.on_ready(None)
+            del over  # an error that it holds knows this frame
 
     def _hand(self, stream: TokenStream, write: Callable[[list[Piece]], bool], over: asyncio.Future[bool]) -> None:
         if over.done():
@@ -162,6 +163,8 @@ class GenerationAnswer:
                 over.set_result(True)
         except Exception as error:
             over.set_exception(error)
+        finally:
+            del over  # likewise
 
     def new_resumed(self) -> tuple[Resumed, ...]:
         """What is new of targets that went on with it, once; for a front to say as it comes."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,6 +214,31 @@ async def test_a_front_whose_caller_left_is_told_where_it_waits(text: TextModel)
         host.goes_on.set()
         with pytest.raises(ConnectionResetError):
             await answer.hand_on(write)
+
+
+async def test_what_a_caller_who_left_was_written_is_freed_without_a_collection(text: TextModel) -> None:
+    class Connection:
+        def write(self, _: list[Piece]) -> bool:
+            raise ConnectionResetError("the caller has left")
+
+    async def serve() -> weakref.ref[Connection]:
+        connection = Connection()
+        host: Any = PausingHost(TokenBatch(1, (6,)), TokenBatch(2, (7,)))
+        async with GenerationAnswer(host, call(), PROMPT, text) as answer:
+            assert await answer.take()
+            host.goes_on.set()
+            with contextlib.suppress(ConnectionResetError):
+                await answer.hand_on(connection.write)
+        return weakref.ref(connection)
+
+    gc.collect()
+    gc.disable()
+    try:
+        kept = await asyncio.create_task(serve(), name="front")
+        await clock.sleep(0.001)
+        assert kept() is None
+    finally:
+        gc.enable()
 
 
 async def test_what_is_handed_on_wakes_no_task(text: TextModel) -> None:
