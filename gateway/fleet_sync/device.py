@@ -309,17 +309,18 @@ class DeviceRegister:
         return None if refuted else note.at
 
     def _by_silence(self, now: float, outage: BrokerOutage) -> tuple[Freshness, str]:
-        intervals = self._silent_s(now, outage) / self._interval_s()
+        heard_at = self._last_heard_at()
+        intervals = _silent_s(heard_at, now, outage) / self._interval_s()
         if intervals > SUSPECT_UP_TO:
-            return Freshness.DEAD, f"silent for {now - self._last_heard_at():.1f} s"
+            return Freshness.DEAD, f"silent for {now - heard_at:.1f} s"
         if self._heard_live_at() is None:
             return Freshness.SUSPECT, "known by retained messages only"
         if intervals > STALE_UP_TO:
-            return Freshness.SUSPECT, f"silent for {now - self._last_heard_at():.1f} s"
-        if outage.excuses(self._last_heard_at(), now):
+            return Freshness.SUSPECT, f"silent for {now - heard_at:.1f} s"
+        if outage.excuses(heard_at, now):
             return Freshness.CONTROL_LOST, "not heard since this gateway lost the broker"
         if intervals > FRESH_UP_TO:
-            return Freshness.STALE, f"silent for {now - self._last_heard_at():.1f} s"
+            return Freshness.STALE, f"silent for {now - heard_at:.1f} s"
         return Freshness.FRESH, ""
 
     def _answers(self, now: float) -> bool:
@@ -344,10 +345,6 @@ class DeviceRegister:
     def _last_sign_at(self) -> float:
         return max(self._last_heard_at(), self._evidence.at if self._evidence else -inf)
 
-    def _silent_s(self, now: float, outage: BrokerOutage) -> float:
-        since = self._last_heard_at()
-        return now - since - outage.excused_s(since, now)
-
     def _load(self) -> LoadReport | None:
         """The newest by whichever path: the greater epoch first, then the later arrival."""
         held = self._evidence
@@ -368,7 +365,8 @@ class DeviceRegister:
         return min((moment + JUST_AFTER_S for moment in moments if moment + JUST_AFTER_S > now), default=None)
 
     def _silence_moments(self, now: float, outage: BrokerOutage) -> list[float]:
-        silent_s, interval_s, heard_at = self._silent_s(now, outage), self._interval_s(), self._last_heard_at()
+        heard_at, interval_s = self._last_heard_at(), self._interval_s()
+        silent_s = _silent_s(heard_at, now, outage)
         # The clock of silence stands still while the outage excuses it.
         starts_at = max(now, outage.over_at) if outage.excuses(heard_at, now) else now
         limits = (FRESH_UP_TO * interval_s, STALE_UP_TO * interval_s, SUSPECT_UP_TO * interval_s)
@@ -378,6 +376,10 @@ class DeviceRegister:
         death = self._death.death.epoch if self._death else 0
         ahead = len(self._ahead)
         return f"<DeviceRegister {self.name} born {self.epoch} died {death} heartbeat {self._sequence()} ahead {ahead}>"
+
+
+def _silent_s(since: float, now: float, outage: BrokerOutage) -> float:
+    return now - since - outage.excused_s(since, now)
 
 
 def _rank(birth: Birth) -> tuple[int, int, str]:

@@ -19,9 +19,12 @@ from math import inf
 class ClocklessAge:
     """Dates of one device's session; a new session starts a new one."""
 
-    __slots__ = ("_bucket_ends_at", "_current", "_half_window_s", "_newest_m", "_newest_received_at", "_previous")
+    __slots__ = (
+        "_bucket_ends_at", "_current", "_half_window_s", "_newest_m", "_newest_received_at", "_previous", "said_at",
+    )  # fmt: skip
 
     def __init__(self, window_s: float = 60.0) -> None:
+        self.said_at: float | None = None  # our instant at which the device made its newest message; None before any
         self._half_window_s = window_s / 2
         self._bucket_ends_at = -inf
         self._current = inf
@@ -39,14 +42,8 @@ class ClocklessAge:
             self._newest_m, self._newest_received_at = m, received_at
         elif m == self._newest_m:
             self._newest_received_at = min(self._newest_received_at, received_at)
-
-    @property
-    def said_at(self) -> float | None:
-        """Our instant at which the device made its newest message; None before any."""
-        if self._newest_m == -inf:
-            return None
-        offset = min(self._current, self._previous)
-        return min(self._newest_m + offset, self._newest_received_at)
+        # Kept, since each message is asked for it many times, by whatever the clock changes.
+        self.said_at = min(self._newest_m + min(self._current, self._previous), self._newest_received_at)
 
     def __repr__(self) -> str:
         return f"<ClocklessAge said at {self.said_at}>"
