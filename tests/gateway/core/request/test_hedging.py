@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.fleet.link_events import LinkDown, LinkUp
 from gateway.core.request.attempt import AttemptTelemetry
 from gateway.core.request.hedge_by_chance import ChanceHedging
 from gateway.core.request.machine import Action, Answer, Cancel, Launch, Refuse, RequestMachine, WakeAt
 from gateway.core.request.token_budget import TokenBudget
 from tests.support.gateway.crossing import GONE, Scene, edge_and_pool
-from tests.support.gateway.fleets import NOW, ask, variant
+from tests.support.gateway.fleets import NOW, ask, offer, variant
 from tidegate.outcome import Disconnected, Overloaded, ServeError
 from tidegate.types import Accepted
 
@@ -82,6 +83,22 @@ def test_the_machine_hedges_at_the_crossing_and_says_so() -> None:
     answers = [one for one in machine.answered(1, at + 0.06) if isinstance(one, Answer)]
     assert [(one.route.reason, one.route.hedged, one.route.degraded) for one in answers] == [("hedge", True, False)]
     assert "29.0" in repr(scene.crossing)
+
+
+def test_a_machine_that_is_back_helps_one_that_was_asked_in_its_place() -> None:
+    """Its connection ended under the first attempt, which says nothing of the next one; and nobody else is there."""
+    quick, slow = variant("int8", compute_s=0.100), variant("int8", compute_s=0.110)
+    scene = Scene(edge_a=quick, edge_b=slow, pool_main=variant(compute_s=0.200))
+    machine = machine_of(scene)
+    assert launched(machine.arrived(NOW)) == ["edge/a"]
+    scene.fleet.fold(LinkDown("edge/a", "connection reset"), NOW)
+    actions = machine.failed(0, CUT, NOW)
+    assert launched(actions) == ["edge/b"]
+    scene.fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(quick),)), NOW + 0.01)
+    scene.fleet.fold(LinkDown("pool/main", "connection reset"), NOW + 0.02)
+    while not launched(actions := machine.timer(wake(actions))):
+        pass
+    assert launched(actions) == ["edge/a"]
 
 
 def test_a_silent_attempt_that_nobody_might_help_is_looked_at_again_when_somebody_may() -> None:
