@@ -18,11 +18,12 @@ import os
 import socket
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from tidegate.servers.accepting import ACCEPTED_A_TURN, AcceptOn, accept_more
+
 SPREADS: Final = sys.platform == "linux"  # whether SO_REUSEPORT spreads connections
-AcceptOn = Callable[[socket.socket], Awaitable[asyncio.Server]]
 
 
 class HandedSockets:
@@ -56,8 +57,7 @@ class HandedSockets:
             return
         self._serving[number] = serving = []
         for fd in self._sets[number]:
-            # A duplicate: closing it ends accepting here, and not the queue.
-            serving.append(await self._accept_on(socket.socket(fileno=os.dup(fd))))
+            serving += await accept_more(fd, self._accept_on, ACCEPTED_A_TURN)
 
     def release(self, number: int) -> None:
         """Accept no more on this set; connections stay open."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from aiohttp.typedefs import Middleware
 from tidegate import clock
 from tidegate.security.certificate_expiry import peer_expiry_utc_s
 from tidegate.security.certificate_identity import NotAllowed, alternative_names, check_role
+from tidegate.servers.accepting import accept_more
 from tidegate.servers.address import cannot_listen, format_address
 from tidegate.servers.connection_limits import ConnectionTable
 from tidegate.servers.foreign_sites import Entrance as Entrance
@@ -109,7 +111,7 @@ def connection_table(limits: ServerLimits) -> ConnectionTable[HttpConnection]:
 class _Site(web.BaseSite):
     """A site of aiohttp's whose connections are `HttpConnection`s."""
 
-    __slots__ = ("_connections", "_drain", "_host", "_limits", "_port")
+    __slots__ = ("_connections", "_drain", "_host", "_limits", "_more", "_port")
 
     def __init__(
         self,
@@ -127,6 +129,7 @@ class _Site(web.BaseSite):
         self._limits = limits
         self._drain = drain
         self._connections = connections
+        self._more: list[asyncio.Server] = []
 
     @property
     def name(self) -> str:
@@ -140,11 +143,21 @@ class _Site(web.BaseSite):
         await super().start()
         loop = asyncio.get_running_loop()
         if handed is not None:
-            handed.begin(lambda one: loop.create_server(self._visitor, sock=one, **self._options()))
+            handed.begin(self._accept_on)
         elif path is not None:
             self._server = await loop.create_unix_server(self._visitor, str(path), backlog=self._backlog)
         else:
             self._server = await loop.create_server(self._visitor, self._host, self._port, **self._options())
+            for one in self._server.sockets:
+                self._more += await accept_more(one.fileno(), self._accept_on)
+
+    async def stop(self) -> None:
+        for one in self._more:
+            one.close()
+        await super().stop()
+
+    async def _accept_on(self, one: socket.socket) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(self._visitor, sock=one, **self._options())
 
     def _options(self) -> dict[str, Any]:
         handshake_s = self._limits.header_timeout_s if self._ssl_context else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 
@@ -15,7 +16,8 @@ from tests.support.loop import on_virtual_time
 from tidegate import clock
 from tidegate.oip.http.body import read_body
 from tidegate.outcome import InvalidRequest
-from tidegate.servers.http_server import open_http_server
+from tidegate.servers.handed_sockets import HandedSockets, bind_sets
+from tidegate.servers.http_server import connection_table, open_http_server
 from tidegate.servers.limits import ServerLimits
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -198,3 +200,48 @@ async def test_a_newcomer_takes_no_place_of_a_busy_connection() -> None:
 
         held.set()
         assert b" 200 " in await first[0].readline()
+
+
+async def turns_until(is_so: Callable[[], bool]) -> int:
+    """How many turns of the event loop it takes."""
+    count, over = 0, asyncio.Event()
+
+    def turn() -> None:
+        nonlocal count
+        count += 1
+        if is_so():
+            over.set()
+        else:
+            asyncio.get_running_loop().call_soon(turn)
+
+    turn()
+    await over.wait()
+    return count
+
+
+@pytest.mark.parametrize("handed", [False, True])
+def test_those_who_connect_together_are_taken_in_within_a_few_turns_of_the_loop(handed: bool) -> None:
+    """A turn is long where many are busy, and a caller's budget begins when it is seen."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def turns_to_take_all_in() -> int:
+        connections = connection_table(ServerLimits())
+        async with AsyncExitStack() as stack:
+            sockets = HandedSockets([[one.fileno() for one in bound]]) if handed else None
+            serve = open_http_server(
+                [web.post("/", _echo)], "127.0.0.1", port, key="http_port", max_body_bytes=100, grace_s=0.1,
+                connections=connections, handed=sockets,
+            )  # fmt: skip
+            address = await stack.enter_async_context(serve)
+            if sockets is not None:
+                await sockets.accept(0)
+            at = int(address.rpartition(":")[2]) or port
+            for _ in range(32):
+                stack.enter_context(socket.create_connection(("127.0.0.1", at)))
+            return await turns_until(lambda: len(connections) == 32)
+
+    (bound,), port = bind_sets("127.0.0.1", 0, 1) if handed else (((),), 0)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(turns_to_take_all_in()) < 16
+    for one in bound:
+        one.close()
