@@ -28,7 +28,7 @@ from edge_agent.configuration.boot import BootConfiguration
 from edge_agent.configuration.running_parts import AnswerCounts, RunningParts, changed_by_others
 from edge_agent.configuration.service import ConfigurationService
 from edge_agent.core.device_conditions import Endurance, absent_in_words
-from edge_agent.core.edge_queue import EdgeQueue
+from edge_agent.core.edge_queue import HAND_OVER_AHEAD_S, EdgeQueue
 from edge_agent.core.help.help_choice import HelpLimits
 from edge_agent.core.help.neighbour_addresses import neighbour_addresses, neighbours_by_mqtt
 from edge_agent.core.name_dispute import NameDispute
@@ -239,7 +239,9 @@ class EdgeApp:
         await self._stack.enter_async_context(self._saving)
         await self._stack.enter_async_context(self.offline)
         shares = FairShare(config.shares) if config.shares else None
-        self._queue = EdgeQueue(max_size=config.max_queue_size, slots=config.slots, shares=shares)
+        self._queue = EdgeQueue(
+            max_size=config.max_queue_size, slots=config.slots, shares=shares, ahead_s=HAND_OVER_AHEAD_S
+        )
         self._scheduler = await self._stack.enter_async_context(EdgeScheduler(self._queue, on_moved=self._tell_fleet))
         sensors = Sensors(config.sensors, metered=config.metered, on_change=self._tell_fleet)
         self._sensors = await self._stack.enter_async_context(sensors)

@@ -16,8 +16,11 @@ With shares (`tidegate/models/fair_share.py`) a group of models that is owed its
 first, and one far ahead of it last; predictions on arrival go by deadlines alone. Each ticket is charged its prediction
 as it is taken.
 
-Computations cannot be interrupted, so a request that was taken stays in its slot until `finish`. At most `slots` are
-taken at once, and at most one of a lane (a model's worker process computes one call after another).
+Computations cannot be interrupted, so a request that was taken stays in its slot until `finish`. At most `slots` lanes
+compute at once, each one call after another (a lane is a model's worker process). What is short is handed over ahead of
+its turn: a worker that finds the next call in its memory is not woken for it, which takes longer than a small model
+does. So beside the one that computes, its lane gets those that are next in order, `ahead_s` of them by their
+predictions, and no more: they can neither be overtaken nor taken back. Behind a call that is overdue nobody is put.
 
 With one slot, as most devices have, requests follow each other in order, and a prediction is a sum. With more slots it
 simulates which starts next.
@@ -48,6 +51,9 @@ from tidegate.types import Accepted
 
 # docs/design/routing.md, "Provable lateness": faster than its prediction by more than this, a call never is
 OPTIMISM = 0.6
+# Waking a worker and being woken by it takes some 0.3 ms, of which this leaves little; and nobody waits much longer.
+HAND_OVER_AHEAD_S = 0.002
+MAX_AHEAD = 15  # calls beside the one that computes: `tidegate/workers/process.py` keeps no more with a worker
 MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 30.0
 
 
@@ -81,19 +87,29 @@ class _WaitingTicket(msgspec.Struct, frozen=True):
 
 
 class _RunningTicket(msgspec.Struct, frozen=True):
+    """A ticket that was taken, and when its computation began, or is predicted to if it was handed over ahead."""
+
     ticket: QueueTicket
     started_at: float
+
+    def ends_at(self, factor: float = 1.0) -> float:
+        return self.started_at + self.ticket.cost_s * factor
 
 
 _key: Final = attrgetter("key")
 
 
 class EdgeQueue:
-    """Mutable; `admit` takes in, `take`, `expire` and `remove` give out, `finish` frees a slot."""
+    """Mutable; `admit` takes in, `take`, `expire` and `remove` give out, `finish` frees a slot.
 
-    def __init__(self, *, max_size: int, slots: int = 1, shares: FairShare | None = None) -> None:
+    Args:
+        ahead_s: predicted seconds of work that a lane may have beside the call that it computes.
+    """
+
+    def __init__(self, *, max_size: int, slots: int = 1, shares: FairShare | None = None, ahead_s: float = 0.0) -> None:
         self._max_size = max_size
         self._slots = slots
+        self._ahead_s = ahead_s
         self._shares = shares  # None: deadlines alone decide
         self._waiting: list[_WaitingTicket] = []  # by key; equal keys in order of arrival
         self._running: dict[int, _RunningTicket] = {}
@@ -130,17 +146,32 @@ class EdgeQueue:
         return accepted
 
     def take(self, now: float) -> QueueTicket | None:
-        """The next ticket to compute, now in its slot until `finish`; None when nothing can start."""
-        if not self._waiting or len(self._running) >= self._slots:
+        """The next ticket to compute, or to hand over ahead, taken until `finish`; None when there is none."""
+        if not self._waiting:
             return None
         busy = {running.ticket.lane for running in self._running.values()}
-        startable = (one for one in self._waiting if one.ticket.lane not in busy and now < one.latest_start)
-        chosen = next(startable, None) if self._shares is None else _of_first_group(list(startable), self._shares)
+        chosen, starts_at = None, now
+        if len(busy) < self._slots:
+            startable = (one for one in self._waiting if one.ticket.lane not in busy and now < one.latest_start)
+            chosen = next(startable, None) if self._shares is None else _of_first_group(list(startable), self._shares)
+        if chosen is None and self._ahead_s > 0.0 and busy:
+            chosen, starts_at = self._next_ahead(now)
         if chosen is None:
             return None
         self._waiting.remove(chosen)
-        self._running[chosen.ticket.id] = _RunningTicket(chosen.ticket, now)
+        self._running[chosen.ticket.id] = _RunningTicket(chosen.ticket, starts_at)
         return chosen.ticket
+
+    def _next_ahead(self, now: float) -> tuple[_WaitingTicket | None, float]:
+        """The first in order, if its lane has room ahead, and when it would begin. With shares, whose turn is next?"""
+        first = self._waiting[0]
+        lane = [running for running in self._running.values() if running.ticket.lane == first.ticket.lane]
+        if not lane or self._shares is not None or len(lane) > MAX_AHEAD or now >= first.latest_start:
+            return None, now
+        if now > lane[0].ends_at() + self._ahead_s:  # it takes longer than was thought, and nobody knows how long
+            return None, now
+        ahead_s = sum([running.ticket.cost_s for running in lane[1:]]) + first.cost_s
+        return (first, max(now, lane[-1].ends_at())) if ahead_s <= self._ahead_s else (None, now)
 
     def finish(self, ticket_id: int) -> None:
         """Free the slot of a taken ticket, whatever became of it."""
@@ -202,7 +233,7 @@ class EdgeQueue:
             return self._simulated_finish_in_s(ticket, now, factor)
         at, key = now, ticket.key
         for running in self._running.values():
-            at = max(at, running.started_at + running.ticket.cost_s * factor)
+            at = max(at, running.ends_at(factor))
         for one in self._waiting:
             if one.key > key:
                 break
@@ -211,8 +242,8 @@ class EdgeQueue:
 
     def _simulated_finish_in_s(self, ticket: QueueTicket, now: float, factor: float) -> float:
         """The same where several compute: whenever a slot is free, the first in order whose lane is idle starts."""
-        running = self._running.values()
-        busy = [(max(now, run.started_at + run.ticket.cost_s * factor), run.ticket.lane) for run in running]
+        ends = {run.ticket.lane: max(now, run.ends_at(factor)) for run in self._running.values()}  # a lane's last one's
+        busy = [(end, lane) for lane, end in ends.items()]
         heapify(busy)
         waiting = [one.ticket for one in self._waiting]
         waiting.insert(bisect_right(self._waiting, ticket.key, key=_key), ticket)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from math import inf
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -24,10 +26,17 @@ from tidegate.models.work import Work, fits
 from tidegate.oip.host import ModelStatistics, TimedCount
 from tidegate.outcome import InternalError, NotSupported, PeerError, Unreachable
 from tidegate.serving.target_model import Computation, Computed
-from tidegate.workers.process import ComputeResult
+from tidegate.workers.channel import Arrays
 from tidegate.workers.watchdog import patience_s
 
 OnAnswered = Callable[[Runner, float | None], None]
+
+
+class _TimedResult(NamedTuple):
+    """What a call computed, and the seconds in which its worker was at nothing else."""
+
+    outputs: Arrays
+    took_s: float
 
 
 class EdgeModel:
@@ -62,6 +71,7 @@ class EdgeModel:
         self._group = (shares or ShareWeights()).group_of(runner.manifest)
         self._on_answered = on_answered
         self._statistics = ModelStatistics(runner.manifest.name, runner.manifest.version)
+        self._answered_at = -inf  # the worker's last call: one that was handed over ahead began then
 
     @property
     def label(self) -> str:
@@ -133,15 +143,17 @@ class EdgeModel:
         if generating is not None:
             return await generating.compute(computation)
         done = await self._schedule(computation)
-        return Computed(done.result.outputs, done.queue_s, done.compute_s, computation.work.rows)
+        compute_s = done.result.took_s
+        queue_s = max(0.0, done.queue_s + done.compute_s - compute_s)
+        return Computed(done.result.outputs, queue_s, compute_s, computation.work.rows)
 
-    async def _schedule(self, computation: Computation) -> WorkResult[ComputeResult]:
+    async def _schedule(self, computation: Computation) -> WorkResult[_TimedResult]:
         runner, call, units = self.runner, computation.call, computation.work.units
         variant = computation.variant.name
         time = runner.service_time(variant)
         time.relax(clock.now())
 
-        async def compute() -> ComputeResult:
+        async def compute() -> _TimedResult:
             began_at = clock.now()
             try:
                 patient_s, left_s = patience_s(time.p99_s(units)), computation.deadline - began_at
@@ -151,8 +163,9 @@ class EdgeModel:
                 time.record(units, max(clock.now() - began_at, time.predict_s(units)))
                 raise
             # Recorded here and not after the wait: a call whose caller has left has cost what it cost.
-            time.record(units, clock.now() - began_at)
-            return computed
+            took_s = self._took_s(began_at, computed.compute_s)
+            time.record(units, took_s)
+            return _TimedResult(computed.outputs, took_s)
 
         return await self._scheduler.run(
             compute,
@@ -163,6 +176,13 @@ class EdgeModel:
             group=self._group,
             on_accepted=call.on_accepted,
         )
+
+    def _took_s(self, handed_over_at: float, compute_s: float) -> float:
+        """How long the worker was at a call that is answered now. Answers that came together each took their part."""
+        now = clock.now()
+        took_s = max(compute_s, now - max(handed_over_at, self._answered_at))
+        self._answered_at = now
+        return took_s
 
     def _enter(self) -> None:
         self.calls_inside += 1

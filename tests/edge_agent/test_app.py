@@ -67,6 +67,12 @@ async def eventually(what: Callable[[], bool]) -> None:
             await clock.sleep(0.002)
 
 
+async def overdue(app: EdgeApp) -> None:
+    """Wait until its one call takes longer than was thought: what comes then waits in the queue, and not behind it."""
+    await eventually(lambda: app.host.load_report().in_flight == 1)
+    await clock.sleep(0.1)
+
+
 def rounds(number: int) -> InferRequest:
     tensor = array_to_tensor("rounds", np.array([number]), Datatype.INT64)
     return InferRequest("rounds", (tensor,))
@@ -155,7 +161,7 @@ async def test_the_fleet_is_told_what_the_agent_and_its_workers_hold(models: Pat
 async def test_a_cancelled_call_frees_its_place_in_the_queue(models: Path) -> None:
     async with edge(models, models=["rounds"], max_queue_size=1) as app, link_to(app, []) as target:
         computing = asyncio.create_task(over(target, rounds(FOREVER)))
-        await eventually(lambda: app.host.load_report().in_flight == 1)
+        await overdue(app)
         waiting = asyncio.create_task(over(target, rounds(0)))
         await eventually(lambda: app.host.load_report().queued == 1)
         with pytest.raises(Overloaded) as refused:
@@ -171,7 +177,7 @@ async def test_a_cancelled_call_frees_its_place_in_the_queue(models: Path) -> No
 async def test_a_full_queue_is_resource_exhausted_for_a_plain_client_with_a_time_to_come_back(models: Path) -> None:
     async with edge(models, models=["rounds"], max_queue_size=1) as app, link_to(app, []) as target:
         calls = [asyncio.create_task(over(target, rounds(FOREVER)))]
-        await eventually(lambda: app.host.load_report().in_flight == 1)
+        await overdue(app)
         calls.append(asyncio.create_task(over(target, rounds(0))))
         await eventually(lambda: app.host.load_report().queued == 1)
 
@@ -188,7 +194,7 @@ async def test_a_full_queue_is_resource_exhausted_for_a_plain_client_with_a_time
 async def test_what_waits_beyond_its_budget_is_refused_in_time_while_the_worker_is_busy(models: Path) -> None:
     async with edge(models, models=["rounds"]) as app, link_to(app, []) as target:
         computing = asyncio.create_task(over(target, rounds(FOREVER)))
-        await eventually(lambda: app.host.load_report().in_flight == 1)
+        await overdue(app)
         began_at = clock.now()
 
         async with triton_grpc.InferenceServerClient(app.addresses["grpc"]) as client:
@@ -213,7 +219,9 @@ async def test_work_beyond_the_variants_limit_is_not_supported(models: Path) -> 
 async def test_a_worker_killed_in_the_middle_of_a_call_fails_it_at_once_and_the_next_is_answered(models: Path) -> None:
     told: list[LinkEvent] = []
     async with edge(models, models=["rounds"]) as app, link_to(app, told) as target:
-        calls = [asyncio.create_task(over(target, rounds(FOREVER))) for _ in range(2)]
+        calls = [asyncio.create_task(over(target, rounds(FOREVER)))]
+        await overdue(app)
+        calls.append(asyncio.create_task(over(target, rounds(FOREVER))))
         await eventually(lambda: app.host.load_report().queued == 1)
         worker = worker_of(app)
 
@@ -229,6 +237,25 @@ async def test_a_worker_killed_in_the_middle_of_a_call_fails_it_at_once_and_the_
         np.testing.assert_array_equal(tensor_to_array(reply.response.outputs[0]), [1000])
         states = [event.offers[0].state for event in told if isinstance(event, LinkLoad) and event.offers]
         assert states == ["loading", "ready"]
+
+
+async def test_short_calls_that_come_together_are_all_answered_and_a_killed_worker_fails_all_of_them(
+    models: Path,
+) -> None:
+    async with edge(models, models=["rounds"]) as app, link_to(app, []) as target:
+        await over(target, rounds(0))
+        replies = await asyncio.gather(*[over(target, rounds(number)) for number in range(40)])
+        answered = [tensor_to_array(reply.response.outputs[0]).tolist() for reply in replies]
+        assert answered == [[number] for number in range(40)]
+        assert all(reply.stages["compute"] > 0.0 <= reply.stages["queue"] for reply in replies)
+
+        calls = [asyncio.create_task(over(target, rounds(FOREVER))) for _ in range(8)]
+        await eventually(lambda: app.host.load_report().queued + app.host.load_report().in_flight == 8)
+        worker_of(app).send_signal(signal.SIGKILL)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [Unreachable] * 8
+        await eventually(lambda: app.host.model_ready("rounds"))
+        assert (await over(target, rounds(1))).response.outputs
 
 
 async def test_a_hung_worker_is_replaced(models: Path) -> None:

@@ -77,6 +77,11 @@ class TorchEngine:
         self.device_meter = CudaMeter(self.device) if on_cuda else None
         self._staging = Staging(self.device) if on_cuda else None
 
+    @property
+    def prepares(self) -> bool:
+        """Whether `prepare` does anything."""
+        return self._staging is not None
+
     def prepare(self, inputs: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
         """The inputs of a later call, on their way to the device. For another thread than the one that computes."""
         return inputs if self._staging is None else self._staging.prepare(inputs)

@@ -2,15 +2,13 @@
 
 Large arrays come and go in memory that is shared with the parent (`shared_memory.py`), small ones through the socket.
 
-Two threads. The main thread computes, because some runtimes bind their state to the thread that loaded them. A
-reader thread takes frames off the socket meanwhile, for two reasons: the next call is already in memory when this
-one ends, and the end of the socket, which is the end of the parent, is seen at once even in the middle of a long
-computation.
+The main thread computes, because some runtimes bind their state to the thread that loaded them, and takes the calls
+off the socket itself (`inbox.py`). Answers of short calls that follow one another leave together.
 
-A worker ends with its parent, however the parent ends: the kernel sends SIGKILL (Linux), and the reader exits at
-the end of the socket (everywhere). Nothing here needs an orderly end. SIGINT and SIGTERM are ignored: Ctrl-C and
-service managers send them to the whole group, and a parent that drains still needs its worker; it closes the socket
-when it is done.
+A worker ends with its parent, however the parent ends: the kernel sends SIGKILL (Linux), and a watch ends the process
+at the end of the socket (everywhere), even in the middle of a long computation. Nothing here needs an orderly end.
+SIGINT and SIGTERM are ignored: Ctrl-C and service managers send them to the whole group, and a parent that drains still
+needs its worker; it closes the socket when it is done.
 
 Engines that generate have sequences instead of calls (`generation/sequence_loop.py`): while any of them may go on, the
 main thread steps them, and looks at its inbox between two steps.
@@ -27,15 +25,11 @@ import resource
 import signal
 import socket
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import NoReturn, cast
-
-import numpy as np
+from typing import Final, NoReturn, cast
 
 from tidegate import clock
 from tidegate.engines.engine import (
@@ -57,7 +51,6 @@ from tidegate.types import Buffer
 from tidegate.workers import channel, sandbox
 from tidegate.workers.array_transport import Handover
 from tidegate.workers.channel import (
-    CancelRun,
     EngineLoaded,
     FrameError,
     LoadEngine,
@@ -68,86 +61,34 @@ from tidegate.workers.channel import (
     WorkerHello,
 )
 from tidegate.workers.collection_timer import CollectionTimer
-from tidegate.workers.generation.messages import (
-    BeginSequence,
-    CancelSequence,
-    CreditSequence,
-    SequenceToChild,
-    UnexpectedMessage,
-    with_prompt,
-)
+from tidegate.workers.generation.messages import UnexpectedMessage
 from tidegate.workers.generation.sequence_loop import SequenceLoop
+from tidegate.workers.inbox import CallFrames, Inbox, Work, end_process, end_with_parent
 from tidegate.workers.memory_meter import Meter, device_meter_of
 from tidegate.workers.shared_memory import Incoming, Outgoing
 
 _PR_SET_NO_NEW_PRIVS = 38
-_READ_AHEAD_BYTES = 1 << 16
 _PARTS = 512  # in one call; the system takes 1024 at most
-Work = tuple[LoadEngine | RunEngine, Arrays]
-Entry = tuple[Work, bool] | SequenceToChild
-
-
-class CallQueue:
-    """What came and was not begun. The parent keeps at most two calls with a worker, so this stays short."""
-
-    def __init__(self) -> None:
-        # Waking the other thread is most of what a short call costs here: a Condition does it by three locks.
-        self._calls: SimpleQueue[Work | SequenceToChild] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._waiting: set[int] = set()
-        self._cancelled: set[int] = set()
-
-    def put(self, work: Work) -> None:
-        with self._lock:
-            self._waiting.add(work[0].id)
-        self._calls.put(work)
-
-    def put_sequence(self, message: SequenceToChild) -> None:
-        """What is said of a sequence. The parent says no more than the slots and the tokens of all of them."""
-        self._calls.put(message)
-
-    def cancel(self, call_id: int) -> None:
-        """Mark a waiting call; one that has begun, or is over, is not touched."""
-        with self._lock:
-            if call_id in self._waiting:
-                self._cancelled.add(call_id)
-
-    def take(self) -> Entry:
-        """The next call and whether it was cancelled, or what is said of a sequence. Blocks."""
-        return self._entry(self._calls.get())
-
-    def take_if_any(self) -> Entry | None:
-        """The same, or None at once where nothing came."""
-        try:
-            return self._entry(self._calls.get_nowait())
-        except Empty:
-            return None
-
-    def _entry(self, work: Work | SequenceToChild) -> Entry:
-        if not isinstance(work, tuple):
-            return work
-        call_id = work[0].id
-        with self._lock:
-            self._waiting.discard(call_id)
-            cancelled = call_id in self._cancelled
-            self._cancelled.discard(call_id)
-        return work, cancelled
-
-    def __repr__(self) -> str:
-        return f"<CallQueue {len(self._waiting)} waiting, {len(self._cancelled)} of them cancelled>"
+# Answers of calls that are as short as this leave together, once the first of them has waited for so long: each one
+# alone would wake the parent, which may run on the very core that the next call needs.
+_HOLD_S: Final = 0.00025
+_HELD_BYTES: Final = 1 << 16  # of one answer, at most: it is copied
 
 
 class ComputeServer:
     """The computing side: engines by key, and the socket and the segments that answers leave by."""
 
-    def __init__(self, sock: socket.socket, handover: Handover) -> None:
+    def __init__(self, sock: socket.socket, handover: Handover, inbox: Inbox) -> None:
         self._sock = sock
         self._handover = handover
+        self._inbox = inbox
         self._engines: dict[str, Engine] = {}
         self._generative: dict[str, GenerativeEngine] = {}
         self._sequences = SequenceLoop(self._generative, sock.sendall, channel.pack)
         self._meter = Meter()
         self._collections = CollectionTimer()
+        self._held: list[Buffer] = []  # answers that leave with the next one
+        self._held_since = 0.0
 
     def prepare(self, message: LoadEngine | RunEngine, arrays: Arrays) -> Arrays:
         """What the engine can do for a call before its turn, in the reader's thread: send it to the device."""
@@ -155,11 +96,11 @@ class ComputeServer:
         prepare: Callable[[Arrays], Arrays] | None = getattr(engine, "prepare", None)
         return arrays if prepare is None else prepare(arrays)
 
-    def serve(self, inbox: CallQueue) -> NoReturn:
+    def serve(self) -> NoReturn:
         self._collections.start()
         self._sock.sendall(channel.pack(WorkerHello(os.getpid())))
         while True:
-            entry = inbox.take_if_any() if self._sequences.due else inbox.take()
+            entry = self._inbox.take_if_any() if self._sequences.due else self._inbox.take()
             if entry is None:
                 self._sequences.step()
             elif not isinstance(entry, tuple):
@@ -172,23 +113,50 @@ class ComputeServer:
     def _call(self, work: Work, cancelled: bool) -> None:
         message, arrays = work
         if cancelled:
-            self._sock.sendall(channel.pack(RunSkipped(message.id)))
+            self._send([channel.pack(RunSkipped(message.id))])
+            return
+        began_at = clock.now()
+        frame = self._answer(message, arrays)
+        if isinstance(message, RunEngine) and self._may_wait(message, frame, began_at):
+            self._held.append(b"".join(frame))
         else:
-            self._answer(message, arrays)
+            self._send(frame)
 
-    def _answer(self, message: LoadEngine | RunEngine, arrays: Arrays) -> None:
+    def _may_wait(self, message: RunEngine, frame: list[Buffer], began_at: float) -> bool:
+        """Whether the answer of a call that began at `began_at` may wait for the one of the call after it."""
+        now = clock.now()
+        if now - began_at >= _HOLD_S or self._sequences.due:
+            return False
+        if not self._held:
+            self._held_since = now
+        elif now - self._held_since >= _HOLD_S:
+            return False
+        self._inbox.look()
+        following = self._inbox.following()
+        # One of as much takes as long. What is larger may take longer than an answer should wait.
+        if following is None or following.key != message.key:
+            return False
+        size_bytes = channel.payload_bytes(following.arrays)
+        return size_bytes <= channel.payload_bytes(message.arrays) and sum(map(len, frame)) <= _HELD_BYTES
+
+    def _send(self, frame: list[Buffer]) -> None:
+        """With what was held before it."""
+        if self._held:
+            frame, self._held = [*self._held, *frame], []
+        send(self._sock, frame)
+
+    def _answer(self, message: LoadEngine | RunEngine, arrays: Arrays) -> list[Buffer]:
         try:
-            frame = self._load(message) if isinstance(message, LoadEngine) else self._infer(message, arrays)
+            return self._load(message) if isinstance(message, LoadEngine) else self._infer(message, arrays)
         except StepRefused as error:
             words, late = channel.shorten(str(error)), isinstance(error, StepTooLate)
-            frame = [channel.pack(RunFailed(message.id, words, refused=True, late=late))]
+            return [channel.pack(RunFailed(message.id, words, refused=True, late=late))]
         except (EngineError, FrameError) as error:
-            frame = [channel.pack(_failed(message, error, str(error)))]
+            return [channel.pack(_failed(message, error, str(error)))]
         except Exception as error:  # a foreign runtime may raise anything; the parent decides what it means
             if not is_out_of_memory(error):
                 traceback.print_exc()
-            frame = [channel.pack(_failed(message, error, f"{type(error).__name__}: {error}"))]
-        send(self._sock, frame)
+            return [channel.pack(_failed(message, error, f"{type(error).__name__}: {error}"))]
 
     def _load(self, message: LoadEngine) -> list[Buffer]:
         _limit_threads(message.threads)
@@ -221,6 +189,8 @@ class ComputeServer:
         engine = _with_steps(message, kind)
         self._generative.pop(message.key, None)
         self._engines[message.key] = engine
+        if getattr(engine, "prepares", False):
+            self._inbox.read_ahead(self.prepare)
         return engine, 0
 
     def _infer(self, message: RunEngine, arrays: Arrays) -> list[Buffer]:
@@ -258,95 +228,6 @@ def _with_steps(message: LoadEngine, kind: EngineName) -> Engine:
 
 def _failed(message: LoadEngine | RunEngine, error: Exception, words: str) -> RunFailed:
     return RunFailed(message.id, channel.shorten(words), out_of_memory=is_out_of_memory(error))
-
-
-class CallReader:
-    """The reading side, in a thread of its own.
-
-    Args:
-        prepare: what is done for a call before its turn.
-    """
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        inbox: CallQueue,
-        handover: Handover,
-        prepare: Callable[[LoadEngine | RunEngine, Arrays], Arrays],
-    ) -> None:
-        self._bytes = SocketBytes(sock)
-        self._inbox = inbox
-        self._handover = handover
-        self._prepare = prepare
-
-    def read(self) -> NoReturn:
-        """Take frames until the parent closes its end or dies, then end the process, whatever it computes."""
-        try:
-            while True:
-                self._take()
-        except (EOFError, ConnectionError):
-            os._exit(0)
-        except (FrameError, UnexpectedMessage, OSError, MemoryError):
-            traceback.print_exc()
-            os._exit(1)
-
-    def _take(self) -> None:
-        header_bytes, payload_bytes = channel.parse_prefix(self._bytes.take(channel.PREFIX_BYTES))
-        message = channel.parse_to_child(self._bytes.take(header_bytes))
-        payload = self._bytes.take(payload_bytes)
-        if isinstance(message, BeginSequence):
-            self._inbox.put_sequence(with_prompt(message, payload))
-        elif isinstance(message, CreditSequence | CancelSequence):
-            self._inbox.put_sequence(message)
-        elif isinstance(message, CancelRun):
-            self._inbox.cancel(message.id)
-        elif isinstance(message, LoadEngine):
-            self._inbox.put((message, {}))
-        else:
-            self._handover.freed(message.freed)
-            arrays = channel.unpack(message.arrays, self._handover.payload(message, payload))
-            self._inbox.put((message, self._prepare(message, arrays)))
-
-    def __repr__(self) -> str:
-        return f"<CallReader of {self._bytes!r} {self._inbox!r}>"
-
-
-class SocketBytes:
-    """What comes by a socket, in pieces as asked for. Reads ahead, so that a small frame takes one call of the system.
-
-    A piece has memory of its own, which begins aligned and may be written to.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._ahead = memoryview(bytearray(_READ_AHEAD_BYTES))
-        self._at = self._end = 0  # what is ahead
-
-    def take(self, size_bytes: int) -> memoryview:
-        """The next bytes. Blocks. Raises EOFError at the end of the socket."""
-        # numpy's memory, because it is not zeroed first and engines may write to it: torch warns about read-only
-        # arrays.
-        piece = np.empty(size_bytes, np.uint8).data
-        filled = 0
-        while filled < size_bytes:
-            if self._at == self._end and size_bytes - filled >= _READ_AHEAD_BYTES:
-                filled += self._receive(piece[filled:])
-                continue
-            if self._at == self._end:
-                self._at, self._end = 0, self._receive(self._ahead)
-            count = min(size_bytes - filled, self._end - self._at)
-            piece[filled : filled + count] = self._ahead[self._at : self._at + count]
-            self._at, filled = self._at + count, filled + count
-        return piece
-
-    def _receive(self, into: memoryview) -> int:
-        got = self._sock.recv_into(into)
-        if got == 0:
-            raise EOFError
-        return got
-
-    def __repr__(self) -> str:
-        return f"<SocketBytes of {self._sock!r}, {self._end - self._at} ahead>"
 
 
 def send(sock: socket.socket, parts: Sequence[Buffer]) -> None:
@@ -399,16 +280,13 @@ def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     handover = Handover(Outgoing(outgoing), Incoming(incoming), share_from_bytes=share_from_bytes)
-    inbox, worker = CallQueue(), ComputeServer(sock, handover)
-    reader = CallReader(sock, inbox, handover, worker.prepare)
-    threading.Thread(target=reader.read, name="reader", daemon=True).start()
+    inbox = Inbox(CallFrames(sock, handover))
+    worker = ComputeServer(sock, handover, inbox)
+    end_with_parent(inbox, sock.fileno(), worker.prepare)
     try:
-        worker.serve(inbox)
-    except ConnectionError:
-        os._exit(0)  # the parent left while an answer was on its way; the reader thread is about to notice the same
-    except UnexpectedMessage:
-        traceback.print_exc()
-        os._exit(1)
+        worker.serve()
+    except (EOFError, FrameError, OSError, UnexpectedMessage, MemoryError) as error:
+        end_process(error)
 
 
 def _numbers(text: str) -> list[int]:

@@ -7,15 +7,15 @@ no longer than they are needed, or copy them.
 
 Invariants:
 * Every call ends exactly once: with its answer, with the engine's error, with WorkerDied, or cancelled by its caller.
-* At most PIPELINE calls are with the child, one computing and one already in its memory; the others wait here, in
-  order, so that cancelling them costs nothing. A call cancelled after it was sent keeps its place until the child
-  has answered for it, and that answer is dropped; the child skips it if it had not begun.
+* At most PIPELINE calls are with the child, one computing and the others already in its memory; those after them wait
+  here, in order, so that cancelling them costs nothing. A call cancelled after it was sent keeps its place until the
+  child has answered for it, and that answer is dropped; the child skips it if it had not begun.
 * When the child ends, however it ends, every pending call fails with WorkerDied, and so do later ones. A
   WorkerProcess does not restart itself: its owner enters a new one (`supervised.py`). Outputs that were handed out stay
   valid.
 
-What it leaves to others: the order of calls (keep the queue yourself and give it one call at a time), restarting,
-batching.
+What it leaves to others: the order of calls (keep the queue yourself, and give it no more than may not be taken back),
+restarting, batching.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from tidegate.workers.generation.active_sequences import ActiveSequences
 from tidegate.workers.generation.messages import SequenceToChild, StepTaken, UnexpectedMessage
 from tidegate.workers.sandbox import SandboxMode
 
-PIPELINE = 2
+PIPELINE = 16
 _HELLO = 0  # the id under which the child's first message is awaited; calls count from 1
 _STOP_GRACE_S = 1.0  # from closing the socket to SIGKILL; the child leaves within milliseconds of the socket's end
 

@@ -9,11 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from edge_agent.core.edge_queue import MAX_RETRY_AFTER_S, MIN_RETRY_AFTER_S, OPTIMISM, EdgeQueue, QueueTicket
+from edge_agent.core.edge_queue import (
+    MAX_AHEAD,
+    MAX_RETRY_AFTER_S,
+    MIN_RETRY_AFTER_S,
+    OPTIMISM,
+    EdgeQueue,
+    QueueTicket,
+)
 from tidegate.models.fair_share import FairShare
 from tidegate.outcome import DeadlineExceeded, Overloaded
 from tidegate.priority import LEVEL_S
 from tidegate.types import Accepted
+from tidegate.workers.process import PIPELINE
 
 _ids = count(1)
 
@@ -264,12 +272,13 @@ class WhateverHappens(RuleBasedStateMachine):
         self.ids = count(1)
         self.waiting: dict[int, QueueTicket] = {}
         self.computing: dict[int, QueueTicket] = {}
+        self.ends_at: dict[int, float] = {}  # of those that compute, as predicted
         self.left: list[int] = []
 
-    @initialize(max_size=st.integers(1, 6), slots=st.integers(1, 3))
-    def start(self, max_size: int, slots: int) -> None:
-        self.max_size, self.slots = max_size, slots
-        self.queue = EdgeQueue(max_size=max_size, slots=slots)
+    @initialize(max_size=st.integers(1, 6), slots=st.integers(1, 3), ahead_s=st.sampled_from([0.0, 0.3, 2.0]))
+    def start(self, max_size: int, slots: int, ahead_s: float) -> None:
+        self.max_size, self.slots, self.ahead_s = max_size, slots, ahead_s
+        self.queue = EdgeQueue(max_size=max_size, slots=slots, ahead_s=ahead_s)
 
     @rule(budget_s=budgets, cost_s=costs, priority=priorities, lane=lanes)
     def arrive(self, budget_s: float, cost_s: float, priority: int, lane: str) -> None:
@@ -295,11 +304,19 @@ class WhateverHappens(RuleBasedStateMachine):
         busy = {one.lane for one in self.computing.values()}
         possible = [one for one in self.waiting.values() if one.lane not in busy and self.now < one.latest_start]
         if taken is None:
-            assert not possible or len(self.computing) >= self.slots
+            assert not possible or len(busy) >= self.slots
+            assert not self._may_go_ahead(self._first()), "what may go ahead does"
             return
         assert taken.deadline > self.now
-        assert taken.key == min(one.key for one in possible)
+        if taken.lane in busy:
+            assert not possible or len(busy) >= self.slots, "a free slot is used first"
+            assert taken == self._first(), "nobody is overtaken by what goes ahead"
+            assert self._may_go_ahead(taken)
+        else:
+            assert taken.key == min(one.key for one in possible)
         self._leaves(taken)
+        before = [self.ends_at[other.id] for other in self.computing.values() if other.lane == taken.lane]
+        self.ends_at[taken.id] = max([self.now, *before[-1:]]) + taken.cost_s
         self.computing[taken.id] = taken
 
     @rule(choice=st.randoms(use_true_random=False))
@@ -333,15 +350,110 @@ class WhateverHappens(RuleBasedStateMachine):
     def counts_agree_and_stay_bounded(self) -> None:
         if hasattr(self, "queue"):
             assert self.queue.queued == len(self.waiting) <= self.max_size
-            assert self.queue.in_flight == len(self.computing) <= self.slots
+            assert self.queue.in_flight == len(self.computing)
+            lanes_at_work = {one.lane for one in self.computing.values()}
+            assert len(lanes_at_work) <= self.slots
+            assert self.ahead_s > 0.0 or len(lanes_at_work) == len(self.computing)
             assert self.queue.queue_delay_s(self.now) >= 0.0
             wake_at = self.queue.next_wake()
             assert (wake_at is None) == (not self.waiting)
+
+    def _first(self) -> QueueTicket | None:
+        """Of those that wait, the first in order; of equals the one that came first."""
+        return min(self.waiting.values(), key=lambda one: one.key, default=None)
+
+    def _may_go_ahead(self, one: QueueTicket | None) -> bool:
+        """Whether its lane computes, and would have no more than it may beside the first of its calls."""
+        if one is None or not self.now < one.latest_start:
+            return False
+        there = [other for other in self.computing.values() if other.lane == one.lane]
+        if there and self.now > self.ends_at[there[0].id] + self.ahead_s:
+            return False
+        return bool(there) and sum(other.cost_s for other in there[1:]) + one.cost_s <= self.ahead_s
 
     def _leaves(self, one: QueueTicket) -> None:
         assert self.waiting.pop(one.id) == one
         assert one.id not in self.left
         self.left.append(one.id)
+
+
+# --- ahead of their turn -------------------------------------------------------------------------------------------
+
+
+def busy_with(*tickets: QueueTicket, ahead_s: float, **how: int) -> EdgeQueue:
+    """The first of them computes."""
+    queue = EdgeQueue(max_size=99, ahead_s=ahead_s, **how)
+    for one in tickets:
+        queue.admit(one, 0.0)
+    assert queue.take(0.0) == tickets[0]
+    return queue
+
+
+def test_short_calls_are_handed_over_ahead_as_far_as_their_predictions_allow() -> None:
+    calls = [ticket(deadline=1.0 + at, cost_s=0.001) for at in range(5)]
+    queue = busy_with(*calls, ahead_s=0.0031)
+    assert [queue.take(0.0) for _ in range(4)] == [*calls[1:4], None]
+    queue.finish(calls[0].id)
+    assert queue.take(0.001) == calls[4]
+    assert queue.take(0.001) is None
+
+
+def test_a_long_call_waits_for_its_turn() -> None:
+    queue = busy_with(*[ticket(deadline=1.0, cost_s=0.010) for _ in range(2)], ahead_s=0.002)
+    assert queue.take(0.0) is None
+
+
+def test_no_more_are_handed_over_ahead_than_a_worker_keeps() -> None:
+    calls = [ticket(deadline=1.0, cost_s=1e-6) for _ in range(PIPELINE + 2)]
+    queue = busy_with(*calls, ahead_s=1.0)
+    while queue.take(0.0) is not None:
+        pass
+    assert queue.in_flight == 1 + MAX_AHEAD == PIPELINE
+
+
+def test_what_goes_ahead_overtakes_no_other_models_call() -> None:
+    running, other, same = ticket(deadline=1.0, cost_s=0.001), ticket(deadline=2.0, lane="yolo"), ticket(deadline=3.0)
+    queue = busy_with(running, other, same, ahead_s=1.0)
+    assert queue.take(0.0) is None
+    assert drained_after(queue, running) == [other.id, same.id]
+
+
+def drained_after(queue: EdgeQueue, running: QueueTicket) -> list[int]:
+    queue.finish(running.id)
+    return drained(queue)
+
+
+def test_a_free_slot_comes_before_a_place_ahead() -> None:
+    first, second, other = ticket(deadline=1.0), ticket(deadline=2.0), ticket(deadline=3.0, lane="yolo")
+    queue = busy_with(first, second, other, ahead_s=1.0, slots=2)
+    assert [queue.take(0.0) for _ in range(2)] == [other, second]
+
+
+def test_nobody_is_put_behind_a_call_that_is_overdue() -> None:
+    calls = [ticket(deadline=9.0, cost_s=0.001) for _ in range(4)]
+    queue = busy_with(*calls, ahead_s=0.002)
+    assert queue.take(0.0029) == calls[1]
+    assert queue.take(0.0031) is None
+    queue.finish(calls[0].id)
+    assert queue.take(0.005) == calls[2], "the next one has begun by then"
+
+
+def test_with_shares_nothing_goes_ahead_since_another_group_may_be_next() -> None:
+    queue = EdgeQueue(max_size=9, ahead_s=1.0, shares=FairShare({}, window_s=0.2))
+    for _ in range(2):
+        queue.admit(of_group("text", deadline=20.0), 0.0)
+    assert queue.take(0.0) is not None
+    assert queue.take(0.0) is None
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_a_newcomer_is_told_of_what_was_handed_over_before_it(slots: int) -> None:
+    queue = busy_with(*[ticket(deadline=1.0, cost_s=0.001) for _ in range(3)], ahead_s=0.01, slots=slots)
+    before = queue.finish_in_s(ticket(deadline=2.0, cost_s=0.001), 0.0)
+    while queue.take(0.0) is not None:
+        pass
+    assert queue.finish_in_s(ticket(deadline=2.0, cost_s=0.001), 0.0) == pytest.approx(before) == 0.004
+    assert queue.finish_in_s(ticket(deadline=2.0, cost_s=0.001), 0.0015) == pytest.approx(0.0025)
 
 
 TestWhateverHappens = pytest.mark.slow(WhateverHappens.TestCase)

@@ -214,7 +214,10 @@ async def test_the_neighbours_own_callers_come_first_and_its_own_queue_decides(t
         await eventually(lambda: running.told()["helps"])
         running.neighbour.config = running.neighbour.config.model_copy(update={"max_queue_size": 0})
         host = running.neighbour.host
-        held = [asyncio.create_task(_hold(running)) for _ in range(2)]  # one is computed, and one waits
+        held = [asyncio.create_task(_hold(running))]
+        await eventually(lambda: host.load_report().in_flight == 1)
+        await clock.sleep(0.1)  # it is overdue by then, and nobody is put behind it any more
+        held.append(asyncio.create_task(_hold(running)))
         await eventually(lambda: host.queued == 1)
         status, said, answer = await running.ask("double", x([[1.0, 2.0]]))
         assert (status, said["tidegate-refused"]) == (429, "overloaded"), answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch
 
 from tidegate.engines.staging import LEAST_BYTES, BufferPool, Staged, bucket_bytes, filled
 from tidegate.workers.array_transport import Handover
-from tidegate.workers.channel import LoadEngine, RunEngine
-from tidegate.workers.child import CallQueue, ComputeServer, Work
+from tidegate.workers.channel import LoadEngine, RunEngine, pack
+from tidegate.workers.child import ComputeServer
+from tidegate.workers.inbox import CallFrames, Inbox, Prepare
 
 
 def pool(**how: int) -> BufferPool:
@@ -67,25 +69,19 @@ def test_staged_arrays_still_look_like_arrays() -> None:
 class Preparing:
     """An engine on a device of its own, which takes inputs ahead of their turn."""
 
+    prepares = True
+
     def prepare(self, inputs: Any) -> Any:
         return Staged(inputs, {}, None)
 
 
-class Ended(Exception):
-    """No more calls come."""
+class Watched(Inbox):
+    """Takes all frames itself, and keeps by what they would have been prepared."""
 
+    prepare: Prepare | None = None
 
-class Calls(CallQueue):
-    """These calls and then the end, where a worker's own queue waits for more."""
-
-    def __init__(self, *calls: LoadEngine) -> None:
-        super().__init__()
-        self._calls = iter(calls)
-
-    def take(self) -> tuple[Work, bool]:
-        for call in self._calls:
-            return (call, {}), False
-        raise Ended
+    def read_ahead(self, prepare: Prepare) -> None:
+        self.prepare = prepare
 
 
 def load_engine(key: str) -> LoadEngine:
@@ -98,9 +94,17 @@ def test_a_worker_has_the_engine_prepare_a_call_that_waits_for_its_turn(monkeypa
     monkeypatch.setattr("tidegate.workers.child.load_engine", lambda _name, artefact, **_how: engines[artefact])
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        worker = ComputeServer(theirs, Handover.nothing())
-        with pytest.raises(Ended):
-            worker.serve(Calls(load_engine("gpu"), load_engine("cpu")))
+        handover = Handover.nothing()
+        worker = ComputeServer(theirs, handover, inbox := Watched(CallFrames(theirs, handover)))
+        with ThreadPoolExecutor(1) as executor:
+            serving = executor.submit(worker.serve)
+            for frame in (pack(load_engine("cpu")), pack(load_engine("gpu"))):
+                ours.sendall(frame)
+                assert ours.recv(4096)
+            ours.shutdown(socket.SHUT_WR)
+            with pytest.raises(EOFError):
+                serving.result()
+        assert inbox.prepare == worker.prepare, "frames are read ahead since there is an engine that prepares"
         arrays = {"x": np.ones(3)}
         assert isinstance(worker.prepare(RunEngine(1, "gpu"), arrays), Staged)
         assert worker.prepare(RunEngine(2, "cpu"), arrays) is arrays

@@ -1,15 +1,20 @@
-"""Specification of the reading side of a worker process; its whole life is in `test_process.py`."""
+"""Specification of a worker's inbox; the worker's whole life is in `test_process.py`."""
 
 from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tidegate.workers.channel import CancelRun, LoadEngine
-from tidegate.workers.child import CallQueue, SocketBytes
+from tidegate.workers.array_transport import Handover
+from tidegate.workers.channel import CancelRun, RunEngine, lay_out, pack, pack_with
+from tidegate.workers.generation.messages import CreditSequence
+from tidegate.workers.inbox import CallFrames, Inbox, SocketBytes
 
 
 class CountedSocket(socket.socket):
@@ -56,14 +61,89 @@ def test_the_end_of_the_socket_is_the_end_even_in_the_midst_of_a_piece() -> None
             SocketBytes(theirs).take(8)
 
 
-def test_a_call_is_marked_as_cancelled_only_while_it_waits() -> None:
-    inbox = CallQueue()
-    calls = [LoadEngine(number, "key", "paced", "a", (), 1, "cpu") for number in (1, 2)]
-    for call in calls:
-        inbox.put((call, {}))
-    inbox.cancel(2)
-    assert inbox.take() == ((calls[0], {}), False)
-    inbox.cancel(CancelRun(1).id)  # it has begun
+def test_whether_anything_is_there_is_told_at_once() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        source = SocketBytes(theirs)
+        assert not source.any_there()
+        ours.sendall(b"piece")
+        assert source.any_there()
+        assert bytes(source.take(5)) == b"piece"
+        ours.close()
+        with pytest.raises(EOFError):
+            source.any_there()
 
-    assert inbox.take() == ((calls[1], {}), True)
-    assert repr(inbox) == "<CallQueue 0 waiting, 0 of them cancelled>"
+
+def call(call_id: int, size: int = 3) -> bytes:
+    arrays = {"x": np.full(size, call_id, np.float32)}
+    return b"".join(bytes(part) for part in pack_with(RunEngine(call_id, "key"), lay_out(arrays)))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, Inbox]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, Inbox(CallFrames(theirs, Handover.nothing()))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_calls_are_taken_in_order_with_their_arrays(
+    ends: tuple[socket.socket, Inbox], ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, inbox = ends
+    ended: SimpleQueue[Exception] = SimpleQueue()
+    monkeypatch.setattr("tidegate.workers.inbox.end_process", ended.put)
+    if ahead:
+        inbox.read_ahead(lambda message, arrays: {**arrays, "prepared": np.array(message.id)})
+    ours.sendall(call(1) + call(2))
+    for number in (1, 2):
+        entry = inbox.take()
+        assert isinstance(entry, tuple)
+        (message, arrays), cancelled = entry
+        assert (message.id, cancelled) == (number, False)
+        assert arrays["x"].tolist() == [number] * 3
+        assert ("prepared" in arrays) == ahead
+    assert inbox.take_if_any() is None
+    ours.close()
+    if ahead:
+        assert isinstance(ended.get(timeout=20.0), EOFError), "the parent's end is seen whatever is computed"
+    else:
+        with pytest.raises(EOFError):
+            inbox.take()
+
+
+def test_a_call_is_marked_as_cancelled_only_while_it_waits(ends: tuple[socket.socket, Inbox]) -> None:
+    ours, inbox = ends
+    ours.sendall(call(1) + call(2))
+    entry = inbox.take()
+    assert isinstance(entry, tuple)
+    assert (entry[0][0].id, entry[1]) == (1, False)
+    ours.sendall(pack(CancelRun(1)) + pack(CancelRun(2)))  # the first one has begun
+    entry = inbox.take()
+    assert isinstance(entry, tuple)
+    assert (entry[0][0].id, entry[1]) == (2, True)
+    assert repr(inbox) == "<Inbox 0 waiting, 0 of them cancelled>"
+
+
+def test_a_call_that_is_cancelled_in_the_breath_in_which_it_comes_is_not_begun(
+    ends: tuple[socket.socket, Inbox],
+) -> None:
+    ours, inbox = ends
+    ours.sendall(call(1) + pack(CancelRun(1)))
+    entry = inbox.take()
+    assert isinstance(entry, tuple) and entry[1]
+
+
+def test_the_call_that_follows_is_told_unless_it_was_cancelled(ends: tuple[socket.socket, Inbox]) -> None:
+    ours, inbox = ends
+    assert inbox.following() is None
+    ours.sendall(call(1) + call(2, size=100) + pack(CreditSequence(9, 1)))
+    inbox.take()
+    following = inbox.following()
+    assert following is not None and following.id == 2 and following.arrays[0].shape == (100,)
+    ours.sendall(pack(CancelRun(2)))
+    inbox.look()
+    assert inbox.following() is None
+    inbox.take()
+    assert inbox.following() is None, "a sequence's credit is none"
+    assert inbox.take() == CreditSequence(9, 1)
