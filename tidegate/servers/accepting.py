@@ -5,7 +5,7 @@ it, those who connect in the same moment would wait for one turn each, and their
 of them beside 64 busy callers waited a quarter of a second. So a socket is watched by several descriptors, which share
 one queue of connections.
 
-Source: libuv, src/unix/stream.c, `uv__server_io`.
+Source: libuv, `uv__server_io`; seen with uvloop 0.23 by counting turns (`tests/tidegate/servers/test_http_server.py`).
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ from tidegate.workers.channel import (
 from tidegate.workers.collection_timer import CollectionTimer
 from tidegate.workers.generation.messages import UnexpectedMessage
 from tidegate.workers.generation.sequence_loop import SequenceLoop
-from tidegate.workers.inbox import CallFrames, Inbox, Work, end_process, end_with_parent
+from tidegate.workers.inbox import CallFrames, CallInbox, Work, end_process, end_with_parent
 from tidegate.workers.memory_meter import Meter, device_meter_of
 from tidegate.workers.shared_memory import Incoming, Outgoing
 
@@ -78,7 +78,7 @@ _HELD_BYTES: Final = 1 << 16  # of one answer, at most: it is copied
 class ComputeServer:
     """The computing side: engines by key, and the socket and the segments that answers leave by."""
 
-    def __init__(self, sock: socket.socket, handover: Handover, inbox: Inbox) -> None:
+    def __init__(self, sock: socket.socket, handover: Handover, inbox: CallInbox) -> None:
         self._sock = sock
         self._handover = handover
         self._inbox = inbox
@@ -280,7 +280,7 @@ def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sock = socket.socket(fileno=fd)
     handover = Handover(Outgoing(outgoing), Incoming(incoming), share_from_bytes=share_from_bytes)
-    inbox = Inbox(CallFrames(sock, handover))
+    inbox = CallInbox(CallFrames(sock, handover))
     worker = ComputeServer(sock, handover, inbox)
     end_with_parent(inbox, sock.fileno(), worker.prepare)
     try:

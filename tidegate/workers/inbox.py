@@ -122,7 +122,7 @@ class FramesAhead:
         return f"<FramesAhead {self._received.qsize()} taken, {self._frames!r}>"
 
 
-class Inbox:
+class CallInbox:
     """What came and was not begun. The parent bounds what it keeps with a worker, so this stays short."""
 
     def __init__(self, frames: CallFrames) -> None:
@@ -177,7 +177,7 @@ class Inbox:
         return entry, cancelled
 
     def __repr__(self) -> str:
-        return f"<Inbox {len(self._waiting)} waiting, {len(self._cancelled)} of them cancelled>"
+        return f"<CallInbox {len(self._waiting)} waiting, {len(self._cancelled)} of them cancelled>"
 
 
 class SocketBytes:
@@ -227,7 +227,7 @@ class SocketBytes:
         return f"<SocketBytes of {self._sock!r}, {self._end - self._at} ahead>"
 
 
-def end_with_parent(inbox: Inbox, fd: int, prepare: Prepare) -> None:
+def end_with_parent(inbox: CallInbox, fd: int, prepare: Prepare) -> None:
     """End this process as soon as the parent closes its end of the socket or dies, whatever is computed then.
 
     Where the system does not tell of that alone (outside Linux), frames are read ahead: that finds the end as well.

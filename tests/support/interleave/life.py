@@ -219,7 +219,7 @@ class Life:
     def _helps(self, candidate: Candidate, event: Event) -> None:
         last_resort = candidate.offered.price < self.launched[-1].offered.price
         assert last_resort or not event.overloaded, "nobody but a last resort is asked beside another in overload"
-        # One whose connection ended was not asked, for help as for a fallback: a machine that is back may be all there is.
+        # One whose connection ended was not asked, for help as for a fallback: its machine may be back.
         tried = {failure_domain(one.offered.target.spec) for one in self.launched if one.target.id in self._targets}
         assert failure_domain(candidate.target.spec) not in tried, "help comes from another failure domain"
 

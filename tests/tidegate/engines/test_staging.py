@@ -16,7 +16,7 @@ from tidegate.engines.staging import LEAST_BYTES, BufferPool, Staged, bucket_byt
 from tidegate.workers.array_transport import Handover
 from tidegate.workers.channel import LoadEngine, RunEngine, pack
 from tidegate.workers.child import ComputeServer
-from tidegate.workers.inbox import CallFrames, Inbox, Prepare
+from tidegate.workers.inbox import CallFrames, CallInbox, Prepare
 
 
 def pool(**how: int) -> BufferPool:
@@ -75,7 +75,7 @@ class Preparing:
         return Staged(inputs, {}, None)
 
 
-class Watched(Inbox):
+class Watched(CallInbox):
     """Takes all frames itself, and keeps by what they would have been prepared."""
 
     prepare: Prepare | None = None

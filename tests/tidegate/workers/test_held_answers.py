@@ -16,7 +16,7 @@ from tidegate.workers import channel
 from tidegate.workers.array_transport import Handover
 from tidegate.workers.channel import CancelRun, LoadEngine, RunCompleted, RunEngine, RunFailed, lay_out, pack, pack_with
 from tidegate.workers.child import ComputeServer
-from tidegate.workers.inbox import CallFrames, Inbox
+from tidegate.workers.inbox import CallFrames, CallInbox
 
 
 class Quick:
@@ -54,7 +54,7 @@ def answered(*calls: bytes, monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor(1) as executor:
         handover = Handover.nothing()
-        worker = ComputeServer(theirs, handover, Inbox(CallFrames(theirs, handover)))
+        worker = ComputeServer(theirs, handover, CallInbox(CallFrames(theirs, handover)))
         loads = [pack(LoadEngine(-one, "ab"[one], "onnx", "x", (), 0, "cpu")) for one in range(2)]
         ours.sendall(b"".join([*loads, *calls]))
         serving = executor.submit(worker.serve)

@@ -14,7 +14,7 @@ import pytest
 from tidegate.workers.array_transport import Handover
 from tidegate.workers.channel import CancelRun, RunEngine, lay_out, pack, pack_with
 from tidegate.workers.generation.messages import CreditSequence
-from tidegate.workers.inbox import CallFrames, Inbox, SocketBytes
+from tidegate.workers.inbox import CallFrames, CallInbox, SocketBytes
 
 
 class CountedSocket(socket.socket):
@@ -80,15 +80,15 @@ def call(call_id: int, size: int = 3) -> bytes:
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[socket.socket, Inbox]]:
+def ends() -> Iterator[tuple[socket.socket, CallInbox]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        yield ours, Inbox(CallFrames(theirs, Handover.nothing()))
+        yield ours, CallInbox(CallFrames(theirs, Handover.nothing()))
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_calls_are_taken_in_order_with_their_arrays(
-    ends: tuple[socket.socket, Inbox], ahead: bool, monkeypatch: pytest.MonkeyPatch
+    ends: tuple[socket.socket, CallInbox], ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, inbox = ends
     ended: SimpleQueue[Exception] = SimpleQueue()
@@ -112,7 +112,7 @@ def test_calls_are_taken_in_order_with_their_arrays(
             inbox.take()
 
 
-def test_a_call_is_marked_as_cancelled_only_while_it_waits(ends: tuple[socket.socket, Inbox]) -> None:
+def test_a_call_is_marked_as_cancelled_only_while_it_waits(ends: tuple[socket.socket, CallInbox]) -> None:
     ours, inbox = ends
     ours.sendall(call(1) + call(2))
     entry = inbox.take()
@@ -122,11 +122,11 @@ def test_a_call_is_marked_as_cancelled_only_while_it_waits(ends: tuple[socket.so
     entry = inbox.take()
     assert isinstance(entry, tuple)
     assert (entry[0][0].id, entry[1]) == (2, True)
-    assert repr(inbox) == "<Inbox 0 waiting, 0 of them cancelled>"
+    assert repr(inbox) == "<CallInbox 0 waiting, 0 of them cancelled>"
 
 
 def test_a_call_that_is_cancelled_in_the_breath_in_which_it_comes_is_not_begun(
-    ends: tuple[socket.socket, Inbox],
+    ends: tuple[socket.socket, CallInbox],
 ) -> None:
     ours, inbox = ends
     ours.sendall(call(1) + pack(CancelRun(1)))
@@ -134,7 +134,7 @@ def test_a_call_that_is_cancelled_in_the_breath_in_which_it_comes_is_not_begun(
     assert isinstance(entry, tuple) and entry[1]
 
 
-def test_the_call_that_follows_is_told_unless_it_was_cancelled(ends: tuple[socket.socket, Inbox]) -> None:
+def test_the_call_that_follows_is_told_unless_it_was_cancelled(ends: tuple[socket.socket, CallInbox]) -> None:
     ours, inbox = ends
     assert inbox.following() is None
     ours.sendall(call(1) + call(2, size=100) + pack(CreditSequence(9, 1)))
