@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from tidegate.workers.array_transport import Handover
 from tidegate.workers.channel import CancelRun, RunEngine, lay_out, pack, pack_with
 from tidegate.workers.generation.messages import CreditSequence
-from tidegate.workers.inbox import CallFrames, CallInbox, SocketBytes
+from tidegate.workers.inbox import CallFrames, CallInbox, SocketBytes, end_with_parent
 
 
 class CountedSocket(socket.socket):
@@ -110,6 +111,18 @@ def test_calls_are_taken_in_order_with_their_arrays(
     else:
         with pytest.raises(EOFError):
             inbox.take()
+
+
+def test_a_system_that_does_not_tell_of_a_hangup_alone_has_frames_read_ahead(
+    ends: tuple[socket.socket, CallInbox], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, inbox = ends
+    ended: SimpleQueue[Exception] = SimpleQueue()
+    monkeypatch.setattr("tidegate.workers.inbox.end_process", ended.put)
+    monkeypatch.delattr(select, "POLLRDHUP")
+    end_with_parent(inbox, ours.fileno(), lambda _, arrays: arrays)
+    ours.close()
+    assert isinstance(ended.get(timeout=20.0), EOFError)
 
 
 def test_a_call_is_marked_as_cancelled_only_while_it_waits(ends: tuple[socket.socket, CallInbox]) -> None:
