@@ -238,10 +238,7 @@ class EdgeApp:
         await asyncio.to_thread(forget_farewell, config.state_dir)
         await self._stack.enter_async_context(self._saving)
         await self._stack.enter_async_context(self.offline)
-        shares = FairShare(config.shares) if config.shares else None
-        self._queue = EdgeQueue(
-            max_size=config.max_queue_size, slots=config.slots, shares=shares, ahead_s=HAND_OVER_AHEAD_S
-        )
+        self._queue = _queue_of(config)
         self._scheduler = await self._stack.enter_async_context(EdgeScheduler(self._queue, on_moved=self._tell_fleet))
         sensors = Sensors(config.sensors, metered=config.metered, on_change=self._tell_fleet)
         self._sensors = await self._stack.enter_async_context(sensors)
@@ -747,6 +744,11 @@ def _check_controlled(config: EdgeConfig) -> None:
         )
     if named := [name for name in config.models or () if ":" in name]:
         raise StartError(f"key 'models': {named[0]!r} names a version; model_control serves the highest of a name")
+
+
+def _queue_of(config: EdgeConfig) -> EdgeQueue:
+    shares = FairShare(config.shares) if config.shares else None
+    return EdgeQueue(max_size=config.max_queue_size, slots=config.slots, shares=shares, ahead_s=HAND_OVER_AHEAD_S)
 
 
 def _check_advertised(config: EdgeConfig) -> None:

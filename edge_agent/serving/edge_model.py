@@ -160,7 +160,7 @@ class EdgeModel:
                 computed = await runner.infer(variant, computation.arrays, patient_s, budget_s=left_s)
             except Unreachable:
                 # If it hung, such calls take this long at least: where it was only slow, the next ones get more time.
-                time.record(units, max(clock.now() - began_at, time.predict_s(units)))
+                time.record(units, self._took_s(began_at, time.predict_s(units)))
                 raise
             # Recorded here and not after the wait: a call whose caller has left has cost what it cost.
             took_s = self._took_s(began_at, computed.compute_s)
@@ -177,10 +177,10 @@ class EdgeModel:
             on_accepted=call.on_accepted,
         )
 
-    def _took_s(self, handed_over_at: float, compute_s: float) -> float:
-        """How long the worker was at a call that is answered now. Answers that came together each took their part."""
+    def _took_s(self, handed_over_at: float, least_s: float) -> float:
+        """How long the worker was at a call that ends now. Of those that end together, each took its part."""
         now = clock.now()
-        took_s = max(compute_s, now - max(handed_over_at, self._answered_at))
+        took_s = max(least_s, now - max(handed_over_at, self._answered_at))
         self._answered_at = now
         return took_s
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tidegate.servers.accepting import ACCEPTED_A_TURN, AcceptOn, accept_more
+from tidegate.servers.multi_accept import ACCEPTED_A_TURN, AcceptOn, accept_more
 
 SPREADS: Final = sys.platform == "linux"  # whether SO_REUSEPORT spreads connections
 

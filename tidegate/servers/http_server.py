@@ -18,7 +18,6 @@ from aiohttp.typedefs import Middleware
 from tidegate import clock
 from tidegate.security.certificate_expiry import peer_expiry_utc_s
 from tidegate.security.certificate_identity import NotAllowed, alternative_names, check_role
-from tidegate.servers.accepting import accept_more
 from tidegate.servers.address import cannot_listen, format_address
 from tidegate.servers.connection_limits import ConnectionTable
 from tidegate.servers.foreign_sites import Entrance as Entrance
@@ -27,6 +26,7 @@ from tidegate.servers.handed_sockets import HandedSockets
 from tidegate.servers.http_connection import HttpConnection
 from tidegate.servers.http_drain import HttpDrain
 from tidegate.servers.limits import DEFAULT, ServerLimits
+from tidegate.servers.multi_accept import accept_more
 from tidegate.servers.role_guard import ServerSecurity
 
 # Connections that wait to be accepted. aiohttp's 128 makes a burst of callers wait out TCP's retransmissions.

@@ -20,7 +20,7 @@ from tidegate.workers.channel import ArrayPayload, RunCompleted, RunEngine, pack
 from tidegate.workers.shared_memory import SOCKET, Incoming, Outgoing
 
 SHARE_FROM_BYTES: Final = 1 << 16
-INPUTS: Final = 2  # segments: one for each call that may be with a child
+INPUTS: Final = 2  # segments: one for the call that computes, and one for the next
 OUTPUTS: Final = 4  # one written, one read, one whose freeing goes with the next call, and one to spare
 
 

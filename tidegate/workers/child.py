@@ -3,7 +3,7 @@
 Large arrays come and go in memory that is shared with the parent (`shared_memory.py`), small ones through the socket.
 
 The main thread computes, because some runtimes bind their state to the thread that loaded them, and takes the calls
-off the socket itself (`inbox.py`). Answers of short calls that follow one another leave together.
+off the socket itself (`inbox.py`).
 
 A worker ends with its parent, however the parent ends: the kernel sends SIGKILL (Linux), and a watch ends the process
 at the end of the socket (everywhere), even in the middle of a long computation. Nothing here needs an orderly end.
@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NoReturn, cast
+from typing import NoReturn, cast
 
 from tidegate import clock
 from tidegate.engines.engine import (
@@ -69,10 +69,6 @@ from tidegate.workers.shared_memory import Incoming, Outgoing
 
 _PR_SET_NO_NEW_PRIVS = 38
 _PARTS = 512  # in one call; the system takes 1024 at most
-# Answers of calls that are as short as this leave together, once the first of them has waited for so long: each one
-# alone would wake the parent, which may run on the very core that the next call needs.
-_HOLD_S: Final = 0.00025
-_HELD_BYTES: Final = 1 << 16  # of one answer, at most: it is copied
 
 
 class ComputeServer:
@@ -87,8 +83,6 @@ class ComputeServer:
         self._sequences = SequenceLoop(self._generative, sock.sendall, channel.pack)
         self._meter = Meter()
         self._collections = CollectionTimer()
-        self._held: list[Buffer] = []  # answers that leave with the next one
-        self._held_since = 0.0
 
     def prepare(self, message: LoadEngine | RunEngine, arrays: Arrays) -> Arrays:
         """What the engine can do for a call before its turn, in the reader's thread: send it to the device."""
@@ -113,37 +107,9 @@ class ComputeServer:
     def _call(self, work: Work, cancelled: bool) -> None:
         message, arrays = work
         if cancelled:
-            self._send([channel.pack(RunSkipped(message.id))])
-            return
-        began_at = clock.now()
-        frame = self._answer(message, arrays)
-        if isinstance(message, RunEngine) and self._may_wait(message, frame, began_at):
-            self._held.append(b"".join(frame))
+            self._sock.sendall(channel.pack(RunSkipped(message.id)))
         else:
-            self._send(frame)
-
-    def _may_wait(self, message: RunEngine, frame: list[Buffer], began_at: float) -> bool:
-        """Whether the answer of a call that began at `began_at` may wait for the one of the call after it."""
-        now = clock.now()
-        if now - began_at >= _HOLD_S or self._sequences.due:
-            return False
-        if not self._held:
-            self._held_since = now
-        elif now - self._held_since >= _HOLD_S:
-            return False
-        self._inbox.look()
-        following = self._inbox.following()
-        # One of as much takes as long. What is larger may take longer than an answer should wait.
-        if following is None or following.key != message.key:
-            return False
-        size_bytes = channel.payload_bytes(following.arrays)
-        return size_bytes <= channel.payload_bytes(message.arrays) and sum(map(len, frame)) <= _HELD_BYTES
-
-    def _send(self, frame: list[Buffer]) -> None:
-        """With what was held before it."""
-        if self._held:
-            frame, self._held = [*self._held, *frame], []
-        send(self._sock, frame)
+            send(self._sock, self._answer(message, arrays))
 
     def _answer(self, message: LoadEngine | RunEngine, arrays: Arrays) -> list[Buffer]:
         try:

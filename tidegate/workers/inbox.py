@@ -140,25 +140,18 @@ class CallInbox:
         """The next call and whether it was cancelled, or what is said of a sequence. Blocks."""
         while not self._waiting:
             self._put(self._source.next())
-        self.look()  # for a cancellation of it, say
+        self._look()  # for a cancellation of it, say
         return self._taken()
 
     def take_if_any(self) -> Entry | None:
         """The same, or None at once where nothing came."""
-        self.look()
+        self._look()
         return self._taken() if self._waiting else None
 
-    def look(self) -> None:
+    def _look(self) -> None:
         """Take in what has come by now."""
         while (received := self._source.next_if_any()) is not None:
             self._put(received)
-
-    def following(self) -> RunEngine | None:
-        """The call that is next, if it is one to compute and was not cancelled."""
-        first = self._waiting[0] if self._waiting else None
-        if not isinstance(first, tuple) or not isinstance(first[0], RunEngine) or first[0].id in self._cancelled:
-            return None
-        return first[0]
 
     def _put(self, received: Received) -> None:
         if isinstance(received, CancelRun):

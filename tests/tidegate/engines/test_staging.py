@@ -98,6 +98,7 @@ def test_a_worker_has_the_engine_prepare_a_call_that_waits_for_its_turn(monkeypa
         worker = ComputeServer(theirs, handover, inbox := Watched(CallFrames(theirs, handover)))
         with ThreadPoolExecutor(1) as executor:
             serving = executor.submit(worker.serve)
+            assert ours.recv(4096), "its greeting, before the answers"
             for frame in (pack(load_engine("cpu")), pack(load_engine("gpu"))):
                 ours.sendall(frame)
                 assert ours.recv(4096)
