@@ -17,6 +17,7 @@ from tidegate.runtime import events
 from tidegate.runtime.owned_task import OwnedTask
 from tidegate.runtime.process import process_options, run
 from tidegate.runtime.process_silence import SPEAKS_EVERY_S
+from tidegate.runtime.settled_imports import settle_collector
 
 
 @click.command(
@@ -60,6 +61,7 @@ async def serve(config: PoolConfig, *, alone: bool = False, one_of_servers: bool
     async with PoolApp(
         config, on_progress=lambda what: events.emit("progress", what=what), sharing=config.servers
     ) as app:
+        settle_collector()
         events.emit("ready", **app.ready_event())
         if alone:
             click.echo("\n".join(app.words()), err=True)

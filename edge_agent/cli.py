@@ -17,6 +17,7 @@ from edge_agent.configuration.boot import boot_configuration
 from tidegate.runtime import events
 from tidegate.runtime.logs import LEVELS
 from tidegate.runtime.process import process_options, run
+from tidegate.runtime.settled_imports import settle_collector
 from tidegate.runtime.suggestion import SuggestingGroup
 
 
@@ -57,5 +58,6 @@ async def serve(config: EdgeConfig) -> None:
     if boot is not None:
         LEVELS.set(boot.config.log_level)
     async with EdgeApp(config, on_progress=lambda what: events.emit("progress", what=what), boot=boot) as app:
+        settle_collector()
         events.emit("ready", **app.ready_event())
         await app.failed()

@@ -8,7 +8,6 @@ requests under way are answered before their targets are closed.
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
@@ -135,6 +134,7 @@ from tidegate.outcome import ModelNotFound
 from tidegate.runtime import events
 from tidegate.runtime.logs import configure_logging
 from tidegate.runtime.process import StartError
+from tidegate.runtime.settled_imports import settle_collector
 from tidegate.security.certificate_identity import CertificateIdentity
 from tidegate.security.tls import Dialler, PlainDialler, Tls, check_encrypted, tls_of
 from tidegate.servers.address import is_loopback, port_of
@@ -1069,7 +1069,7 @@ async def serve(config: GatewayConfig) -> None:
     raise_file_limit()  # before the servers compute their connection limits
     async with Gateway(config) as gateway:
         await gateway.static_targets_tried(STATIC_TARGETS_WITHIN_S)
-        _settle_garbage_collector()
+        settle_collector()
         models = sorted({manifest.name for manifest in gateway.catalog.manifests})
         if gateway.guard is None:
             say = log.info if is_loopback(config.host) else log.warning
@@ -1092,7 +1092,7 @@ async def serve_part(config: GatewayConfig, parent_fd: int) -> None:
         try:
             async with Gateway(config, part=part) as gateway:
                 await gateway.static_targets_tried(STATIC_TARGETS_WITHIN_S)
-                _settle_garbage_collector()
+                settle_collector()
                 part.serving(gateway.addresses, sorted({manifest.name for manifest in gateway.catalog.manifests}))
                 await part.leaving.wait()
                 if not part.is_keeper:
@@ -1100,10 +1100,3 @@ async def serve_part(config: GatewayConfig, parent_fd: int) -> None:
         except (ConfigError, RepositoryError, StartError) as error:
             await part.cannot_start(str(error))
             raise
-
-
-def _settle_garbage_collector() -> None:
-    """Exempt what the start made from collection, and collect the rest rarely: pauses are jitter."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
