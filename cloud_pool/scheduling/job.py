@@ -61,6 +61,7 @@ class InstanceQueue:
     lane: ModelInstance
     batcher: Batcher
     worker: str | None = None
+    closed: bool = False  # nothing is taken, and what comes back from a batch has nobody to compute it
 
 
 class Job(msgspec.Struct, eq=False):

@@ -22,7 +22,7 @@ from cloud_pool.core.batching.queue_item import QueueItem
 from cloud_pool.scheduling.job import Job, JobPart
 from cloud_pool.scheduling.worker_slots import WorkerSlots
 from tidegate import clock
-from tidegate.outcome import InternalError, ServeError
+from tidegate.outcome import InternalError, ServeError, Unreachable
 from tidegate.workers.process import WorkerDied
 
 
@@ -56,6 +56,9 @@ class PendingParts:
             return
         if (worker := part.job.queue.worker) is not None and worker not in self._slots:
             self.fail(part.job, WorkerDied(f"worker {worker} is gone"))
+            return
+        if part.job.queue.closed:
+            self.fail(part.job, Unreachable(f"{part.job.lane.key} is served no longer"))
             return
         try:
             part.job.queue.batcher.add([part.queued], clock.now(), readmit=True)

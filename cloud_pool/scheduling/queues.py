@@ -30,6 +30,8 @@ class InstanceQueues:
         """Take no more for a model instance; returns the items that waited."""
         bound = [self._bound.pop(one) for one in [one for one in self._bound if one[0] == key]]
         closed = [*bound, *([self._shared.pop(key)] if key in self._shared else [])]
+        for queue in closed:
+            queue.closed = True
         return [item for queue in closed for item in queue.batcher.waiting()]
 
     def of(self, key: str, worker: str | None) -> InstanceQueue:

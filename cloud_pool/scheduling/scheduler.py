@@ -175,6 +175,16 @@ class PoolScheduler:
         if not self.seats or self.seats.partial:
             self._waiting.fail_hopeless(WorkerDied(reason))
 
+    def absent_for(self, lanes: frozenset[str] | None, wait_s: float, reason: str) -> None:
+        """Note when the successor of a lost worker should be there, and refuse at once what cannot wait for it.
+
+        Args:
+            lanes: as of `attach`.
+        """
+        self.seats.absent_until(lanes, clock.now() + wait_s)
+        if not self.seats or self.seats.partial:
+            self._waiting.fail_hopeless(WorkerDied(reason))
+
     async def retire(self, worker: str) -> None:
         """Give a worker no more batches, and wait until it has finished the ones it has; `detach` it then."""
         if (slot := self.seats.get(worker)) is not None:

@@ -208,9 +208,17 @@ class WorkerSlots:
         slot.gone = True
         if not any(other.lanes is None for other in self) and (slot.lanes is None or not self._slots):
             self.absence, self.back_at = reason, now + slot.restart_s
-        for lane in slot.lanes or ():
+        for lane in (slot.lanes or frozenset()) & self._apart:  # the others are served no longer
             self._absences[lane] = reason, now + slot.restart_s
         return True
+
+    def absent_until(self, lanes: frozenset[str] | None, at: float) -> None:
+        """Predict anew when one of the workers that are gone has a successor: no sooner than `at`."""
+        if lanes is None:
+            self.back_at = max(self.back_at, at)
+        for lane in (lanes or frozenset()) & self._absences.keys():
+            reason, back_at = self._absences[lane]
+            self._absences[lane] = reason, max(back_at, at)
 
     def forget(self, lane: str) -> None:
         """Forget a model instance that is served no longer."""

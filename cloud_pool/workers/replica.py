@@ -70,6 +70,8 @@ class Replica:
         self._memory_limit = memory_limit
         self._on_change = on_change
         self._on_lost = on_lost
+        self._fed: set[str] = set()  # the names of the workers that the scheduler has
+        self._restart_s = 0.0  # that a successor should need, as the last one that was warm needed
         self._supervised = SupervisedWorker[DeviceWorker](
             self,
             start=self._started,
@@ -104,7 +106,11 @@ class Replica:
 
     async def live(self, *, must_start: bool = True) -> None:
         """Run one incarnation after another, for ever. Raises StartError when the first one fails, if it must start."""
-        await self._supervised.live(must_start=must_start)
+        try:
+            await self._supervised.live(must_start=must_start)
+        finally:
+            for name in list(self._fed):
+                self._gone(name, f"worker {name} was told to end")
 
     async def recycle(self, *, successor_first: bool) -> bool:
         """Replace the worker that serves by a fresh one, and wait for it; False if that did not come to be."""
@@ -114,7 +120,7 @@ class Replica:
         """Have the worker that serves finish its batches, and feed it no longer."""
         if (incarnation := self._supervised.current) is not None:
             await self._scheduler.retire(incarnation.name)
-            self._scheduler.detach(incarnation.name, reason)
+            self._gone(incarnation.name, reason)
 
     # what the supervised worker needs of its owner (`tidegate.workers.supervised.WorkerOwner`)
 
@@ -127,8 +133,12 @@ class Replica:
     def serve(self, incarnation: Incarnation[DeviceWorker]) -> None:
         """Attach the worker to the scheduler, with what it holds of its device taken into account."""
         assert incarnation.worker is not None
+        if not incarnation.serving:  # its end has come while a successor was tried
+            return
         name, worker, loaded = incarnation.name, incarnation.worker, incarnation.worker.loaded
         limit_bytes, held_bytes = self._memory_limit.of(loaded.device_bytes), loaded.held_bytes or 0
+        self._fed.add(name)
+        self._restart_s = incarnation.restart_s
         self._scheduler.allotment.join(name, worker.memory_of, held_bytes=held_bytes, limit_bytes=limit_bytes)
         self._scheduler.attach(
             name,
@@ -146,25 +156,33 @@ class Replica:
         log.warning("successor lost", worker=incarnation.name, reason=successor.reason)
 
     def ending(self, incarnation: Incarnation[DeviceWorker]) -> None:
-        """Count it; the scheduler is told once the process is reaped (`lost`)."""
+        """Count it, and feed it no longer: where it hangs it takes a second to be reaped, or has no end at all."""
         self.lost_workers.lost(incarnation.reason, clock.now())
+        if incarnation is self._supervised.current:
+            self._supervised.become("loading")
+        self._gone(incarnation.name, incarnation.reason)
 
     def lost(self, incarnation: Incarnation[DeviceWorker]) -> None:
         if incarnation.ready_at is None:  # it never served, so its end was told to nobody
             self.lost_workers.lost(incarnation.reason, clock.now())
-        self._scheduler.detach(incarnation.name, incarnation.reason)
+        self._gone(incarnation.name, incarnation.reason)
 
     def restarting(self, incarnation: Incarnation[DeviceWorker], delay_s: float) -> None:
         words = {"worker": incarnation.name, "reason": incarnation.reason, "restart_in_s": round(delay_s, 3)}
         log.warning("worker lost", **words, state=self.state)
+        self._scheduler.absent_for(self._lanes, delay_s + self._restart_s, incarnation.reason)
         self._on_lost()
 
     async def retire(self, incarnation: Incarnation[DeviceWorker]) -> None:
         await self._scheduler.retire(incarnation.name)
-        self._scheduler.detach(incarnation.name, f"worker {incarnation.name} is recycled")
+        self._gone(incarnation.name, f"worker {incarnation.name} is recycled")
 
     def changed(self) -> None:
         self._on_change()
+
+    def _gone(self, name: str, reason: str) -> None:
+        self._fed.discard(name)
+        self._scheduler.detach(name, reason)
 
     @asynccontextmanager
     async def _started(self, name: str) -> AsyncIterator[DeviceWorker]:

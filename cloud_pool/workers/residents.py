@@ -162,7 +162,7 @@ class Resident:
         try:
             await self.steps.__aenter__()  # after the model, around whose answers they are measured
         except BaseException:
-            await workers.__aexit__(None, None, None)
+            await _ended(workers, f"{self.name} was not started, as its steps were not")
             raise
 
     async def leave(self, reason: str) -> None:
@@ -179,10 +179,8 @@ class Resident:
         try:
             if self.steps is not None:
                 await self.steps.__aexit__(None, None, None)
-            if isinstance(workers, PoolSupervisor):
-                await workers.leave(reason)
         finally:
-            await workers.__aexit__(None, None, None)
+            await _ended(workers, reason)
 
     async def failed(self) -> None:
         assert self._workers is not None, f"{self!r} has no workers"
@@ -201,6 +199,15 @@ class Resident:
 
     def __repr__(self) -> str:
         return f"<Resident {self.name}:{self.manifest.version} {self.state}>"
+
+
+async def _ended(workers: PoolSupervisor | GeneratingWorkers, reason: str) -> None:
+    """End workers that have been warm, once they have computed what they have; what waits is refused."""
+    try:
+        if isinstance(workers, PoolSupervisor):
+            await workers.leave(reason)
+    finally:
+        await workers.__aexit__(None, None, None)
 
 
 class Residents:

@@ -163,6 +163,8 @@ class PoolSupervisor:
             await start_others(await self._start_one(), self._tasks)
         except BaseException:
             await cancel_and_wait(*self._tasks)
+            for key in self.lanes:  # some worker was warm
+                self._scheduler.shut(key, Unreachable("its workers were not started"))
             raise
         return self
 

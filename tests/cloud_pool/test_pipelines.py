@@ -192,6 +192,28 @@ async def test_where_models_come_and_go_their_steps_come_and_go_with_them(models
             assert all_workers() == []
 
 
+async def test_a_model_whose_steps_failed_to_start_leaves_nothing_behind_and_can_be_loaded_again(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_engine, killed = WorkerProcess.load, list[int]()
+
+    async def dying_once(self: WorkerProcess, spec: EngineSpec) -> LoadResult:
+        if spec.steps is not None and self.pid is not None and not killed:
+            killed.append(self.pid)
+            psutil.Process(self.pid).kill()
+        return await load_engine(self, spec)
+
+    monkeypatch.setattr(WorkerProcess, "load", dying_once)
+    keys = {"model_control": "explicit", "models": (), "operator_token_file": tmp_path / "token", **WITH_MODULES}
+    async with pool(models, **keys) as app:
+        with pytest.raises(InvalidRequest, match="killed by SIGKILL"):
+            await app.control.load("weather")
+        assert all_workers() == []
+        await app.control.load("weather")
+        reply = await asked(app, "calm tide")
+        np.testing.assert_allclose(outputs(reply)["probabilities"], expected_probabilities("calm tide"), rtol=1e-5)
+
+
 async def test_a_reload_under_traffic_loses_no_answer(models: Path, tmp_path: Path) -> None:
     keys = {"model_control": "explicit", "operator_token_file": tmp_path / "token", **WITH_MODULES}
     async with pool(models, **keys) as app:

@@ -171,7 +171,8 @@ class SupervisedWorker(Generic[W]):
         if self.current not in (None, incarnation):
             self._owner.back(incarnation)
         self.current, self._wish = incarnation, asyncio.get_running_loop().create_future()
-        self.become("ready")
+        if incarnation.serving:  # else its end has come while a successor was tried
+            self.become("ready")
         self.ready_once.set()
         self.tried_once.set()
         self._settle_replacement(done=True)

@@ -20,7 +20,7 @@ from tests.support.loop import elapsed, on_virtual_time, settle
 from tests.support.pool.fake_worker import FakeWorker
 from tests.support.pool.lane_pool import COST, RESTART_S, by, service_s
 from tidegate import clock
-from tidegate.outcome import Unreachable
+from tidegate.outcome import InternalError, Unreachable
 from tidegate.workers.process import EngineSpec, WorkerDied
 
 
@@ -114,6 +114,28 @@ async def test_a_model_that_is_shut_refuses_what_waits_and_what_comes() -> None:
             await subject.ask("a")
         assert (await running).worker == "b@0"
         assert subject.scheduler.unsettled == 0
+
+
+@on_virtual_time
+async def test_a_batch_that_fails_when_its_model_is_served_no_longer_is_not_tried_again() -> None:
+    async with pool("a@0") as subject:
+        asked = [subject.ask("a", budget_s=50.0) for _ in range(2)]
+        await settle()
+        subject.workers["a@0"].fails.append(InternalError("one of them is bad"))
+        subject.scheduler.shut("a", Unreachable("model a was unloaded"))
+        with capture_logs():
+            outcomes, took_s = await elapsed(asyncio.gather(*asked, return_exceptions=True))
+        assert took_s < 5.0
+        assert [type(one) for one in outcomes] == [Unreachable, Unreachable]
+
+
+@on_virtual_time
+async def test_a_worker_that_goes_after_its_model_leaves_no_word_of_its_absence() -> None:
+    async with pool("a@0", "b@0") as subject:
+        subject.scheduler.shut("a", Unreachable("model a was unloaded"))
+        subject.scheduler.detach("a@0", "model a was unloaded")
+        absence = subject.scheduler.seats.absence_of("a")
+        assert absence is not None and "unloaded" not in absence[0]
 
 
 @on_virtual_time

@@ -28,7 +28,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.outcome import InternalError
 from tidegate.runtime.backoff import Backoff
 from tidegate.runtime.process import StartError
-from tidegate.workers.process import EngineSpec, LoadResult
+from tidegate.workers.process import EngineSpec, LoadResult, WorkerDied
 from tidegate.workers.supervised import CRASH_LOOP, HEALTHY_S
 
 LOADABLE = PoolLoadable(TEXT, TEXT.variants[0], Path(__file__))
@@ -158,6 +158,85 @@ async def test_a_worker_that_dies_again_and_again_is_called_bad_and_still_tried(
                 await clock.sleep(0.1)
         assert state == "bad"
         assert await subject.answer() == 8.0
+
+
+@on_virtual_time
+async def test_what_cannot_wait_for_the_next_try_of_a_worker_is_refused_at_once() -> None:
+    async with pool() as subject:
+        for _ in range(CRASH_LOOP):  # the third is followed by 2 s, and then it is warmed
+            lives = len(subject.processes)
+            subject.processes[-1].kill()
+            await settle(20)
+            if lives < CRASH_LOOP:
+                while subject.supervisor.state != "ready":
+                    await clock.sleep(0.1)
+        refused_at = clock.now()
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            await subject.answer(budget_s=1.5)
+        assert clock.now() == refused_at
+        assert await subject.answer(budget_s=5.0) == 8.0
+
+
+class LastingWorker(FakeWorker):
+    """A worker whose end takes its time, as it does where it hangs in the kernel."""
+
+    lasts_s = 20.0
+
+    async def __aexit__(self, *_: object) -> None:
+        await clock.sleep(self.lasts_s)
+        await super().__aexit__(None, None, None)
+
+
+@on_virtual_time
+async def test_a_worker_that_hangs_is_fed_no_longer_though_it_takes_long_to_end() -> None:
+    async with pool(make=lambda: LastingWorker(service_s=service_s), hang_timeout_s=1.0) as subject:
+        subject.processes[0].service_s = lambda _: 1e9
+        stuck = asyncio.create_task(subject.answer())
+        await clock.sleep(5.0)
+        assert subject.supervisor.state == "loading" and len(subject.scheduler.seats) == 0
+        assert await subject.answer() == 8.0
+        assert await stuck == 8.0
+        assert subject.states == ["warming", "ready", "loading", "ready"]
+
+
+@on_virtual_time
+async def test_a_worker_whose_end_comes_while_its_successor_fails_is_not_called_ready() -> None:
+    loads = count(1)
+
+    class Successors(LastingWorker):
+        async def load(self, spec: EngineSpec) -> LoadResult:
+            if next(loads) == 2:
+                await clock.sleep(5.0)
+                self.lasts_s = 0.0
+                raise InternalError("the file is cut")
+            return await super().load(spec)
+
+    async with pool(make=lambda: Successors(service_s=service_s)) as subject:
+        (slot,) = subject.supervisor.slots
+        recycled = asyncio.create_task(slot.recycle(successor_first=True))
+        while len(subject.processes) < 2:
+            await settle(1)
+        subject.processes[0].kill()
+        assert not await recycled
+        await settle(20)
+        assert subject.supervisor.state == "loading" and len(subject.scheduler.seats) == 0
+        assert await subject.answer() == 8.0
+
+
+@on_virtual_time
+async def test_a_supervision_that_ends_in_the_midst_of_a_replacement_leaves_no_worker_with_the_scheduler() -> None:
+    async with pool() as subject:
+        (slot,) = subject.supervisor.slots
+        subject.processes[0].service_s = lambda _: 1.5
+        running = asyncio.create_task(subject.answer())
+        await settle()
+        recycled = asyncio.create_task(slot.recycle(successor_first=True))
+        while len(subject.scheduler.seats) < 2:
+            await clock.sleep(0.01)
+        await subject.supervisor.leave("unloaded")
+        await subject.supervisor.__aexit__()
+        assert len(subject.scheduler.seats) == 0
+        assert (await running, await recycled) == (8.0, False)
 
 
 @on_virtual_time
