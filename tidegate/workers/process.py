@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import structlog
 from numpy.typing import NDArray
 
 from tidegate import clock
@@ -51,6 +52,7 @@ from tidegate.outcome import (
     TooLarge,
 )
 from tidegate.pipeline.plan import StepPlan
+from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.spawned_process import SpawnedProcess, spawn
 from tidegate.runtime.starvation import awake_s, starved_s
 from tidegate.token_sink import TokenSink
@@ -63,9 +65,13 @@ from tidegate.workers.generation.active_sequences import ActiveSequences
 from tidegate.workers.generation.messages import SequenceToChild, StepTaken, UnexpectedMessage
 from tidegate.workers.sandbox import SandboxMode
 
+log = structlog.get_logger(__name__)
+
 PIPELINE = 16
 _HELLO = 0  # the id under which the child's first message is awaited; calls count from 1
 _STOP_GRACE_S = 1.0  # from closing the socket to SIGKILL; the child leaves within milliseconds of the socket's end
+_LAST_ANSWERS_S = 0.2  # from the end of the child until what it has written is read
+_KILLED_WITHIN_S = 5.0  # from SIGKILL to the end of a child that the kernel does not hold
 
 
 class WorkerDied(PeerError):
@@ -426,7 +432,8 @@ class WorkerProcess:
                 raise WorkerDied(self._obituary())
             parts = frame()
             answer = self._expect(call_id)
-            self._socket.writelines(parts)
+            if not self._socket.is_closing():  # else it has died, and all of its calls fail once it is reaped
+                self._socket.writelines(parts)
         except BaseException:
             if self._pending.pop(call_id, None) is not None:  # nobody would hear that its worker has died
                 self._handover.answered(call_id)
@@ -450,18 +457,37 @@ class WorkerProcess:
             answer.exception()  # seen, though its caller was cancelled in the moment in which it was set
         elif call_id in self._pending and self.alive and self._socket is not None:
             answer.cancel()  # where the caller was dropped without a cancellation, say at the end of its loop
-            self._socket.write(channel.pack(channel.CancelRun(call_id)))
+            if not self._socket.is_closing():
+                self._socket.write(channel.pack(channel.CancelRun(call_id)))
 
     async def _watch(self, frames: ChildFrames) -> None:
         """Wait until the child ends, while `frames` hands answers to their callers; then tell everyone."""
         because = ""
         try:
-            await frames.ended
+            await self._over(frames)
         except FrameError as error:
             because = f" after {error}"
             self._kill()
         finally:
             self._bury(await self._reap() + because)
+
+    async def _over(self, frames: ChildFrames) -> None:
+        """Wait for the end of the child's socket, or of the child itself where a fork of it keeps the socket open.
+
+        Raises FrameError.
+        """
+        assert self._process is not None and self._socket is not None
+        exited = asyncio.create_task(self._process.wait(), name=f"worker {self.name} exits")
+        try:
+            await asyncio.wait((frames.ended, exited), return_when=asyncio.FIRST_COMPLETED)
+            if not frames.ended.done():
+                await asyncio.wait((frames.ended,), timeout=_LAST_ANSWERS_S)
+        finally:
+            await cancel_and_wait(exited)
+        if frames.ended.done():
+            frames.ended.result()
+        else:
+            self._socket.abort()
 
     def _send_sequence(self, message: SequenceToChild, prompt: bytes) -> None:
         """Raises FrameError, or WorkerDied."""
@@ -499,11 +525,23 @@ class WorkerProcess:
         assert self._process is not None
         try:
             async with asyncio.timeout(_STOP_GRACE_S):
-                status = await self._process.wait()
+                return describe_exit(await self._process.wait())
         except TimeoutError:
             self._kill()
-            status = await self._process.wait()
-        return describe_exit(status)
+            return await self._killed()
+
+    async def _killed(self) -> str:
+        """Wait for the end of a child that got SIGKILL; one that stands in the kernel, say in a driver, is left there.
+
+        It ends when the kernel lets it, and is reaped then. Until that it may hold memory of its device.
+        """
+        assert self._process is not None
+        try:
+            async with asyncio.timeout(_KILLED_WITHIN_S):
+                return describe_exit(await self._process.wait())
+        except TimeoutError:
+            log.error("a worker was killed and does not end: the kernel holds it", worker=self.name, pid=self.pid)
+            return f"was killed and does not end: the kernel holds process {self.pid}"
 
     def _bury(self, reason: str) -> None:
         assert self._reason is not None
@@ -543,7 +581,7 @@ class WorkerProcess:
             self._handover.close()
             self._kill()
             if self._process is not None:
-                await self._process.wait()
+                await self._killed()
             return
         if self._socket is not None:
             self._socket.abort()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
+from structlog.testing import capture_logs
 
 from tests.cloud_pool.workers_support import (
     leave_room,
@@ -24,7 +27,8 @@ from tests.cloud_pool.workers_support import (
 )
 from tidegate import clock
 from tidegate.outcome import InternalError, OutOfMemory, TooLarge
-from tidegate.workers import channel
+from tidegate.runtime.spawned_process import SpawnedProcess
+from tidegate.workers import channel, process
 from tidegate.workers.process import EngineSpec, WorkerDied, WorkerProcess
 
 pytestmark = pytest.mark.slow
@@ -90,6 +94,80 @@ async def test_a_worker_that_is_stopped_in_its_tracks_is_ended(spin_model: Path)
             await clock.sleep(0)
     assert gone(worker.pid)
     assert repr(worker) == "<WorkerProcess w was killed by SIGKILL>"
+
+
+async def test_a_worker_that_the_kernel_holds_is_left_there(monkeypatch: pytest.MonkeyPatch, spin_model: Path) -> None:
+    """As one that hangs in a driver is: stopped here, and its kill does not come through."""
+    kill = SpawnedProcess.kill
+    monkeypatch.setattr(SpawnedProcess, "kill", lambda _: None)
+    monkeypatch.setattr(process, "_KILLED_WITHIN_S", 0.2)
+    async with WorkerProcess("w") as worker:
+        assert worker.pid is not None
+        await worker.load(EngineSpec("spin", "onnx", spin_model, ("count",)))
+        os.kill(worker.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(worker.infer("spin", spin(1)))
+        await clock.sleep(0.05)
+        with capture_logs() as logs:
+            left_at = clock.now()
+            await worker.__aexit__(None, None, None)
+            assert clock.now() - left_at < 20.0
+        with pytest.raises(WorkerDied, match="does not end: the kernel holds process"):
+            await waiting
+        assert [one["pid"] for one in logs if one["log_level"] == "error"] == [worker.pid]
+        assert not worker.alive and psutil.pid_exists(worker.pid)
+        monkeypatch.setattr(SpawnedProcess, "kill", kill)
+        os.kill(worker.pid, signal.SIGKILL)
+        async with asyncio.timeout(30.0):
+            while psutil.pid_exists(worker.pid):  # it is reaped all the same
+                await clock.sleep(0.01)
+
+
+async def test_a_worker_that_dies_is_seen_to_though_a_fork_of_it_has_its_socket(
+    monkeypatch: pytest.MonkeyPatch, spin_model: Path
+) -> None:
+    kept = list[socket.socket]()
+    make = socket.socketpair
+
+    def also_kept() -> tuple[socket.socket, socket.socket]:
+        ours, theirs = make()
+        kept.append(theirs.dup())
+        return ours, theirs
+
+    monkeypatch.setattr(socket, "socketpair", also_kept)
+    async with WorkerProcess("w") as worker:
+        monkeypatch.setattr(socket, "socketpair", make)
+        assert worker.pid is not None
+        await worker.load(EngineSpec("spin", "onnx", spin_model, ("count",)))
+        busy = asyncio.create_task(worker.infer("spin", spin(10**12)))
+        await clock.sleep(0.05)
+        os.kill(worker.pid, signal.SIGKILL)
+        async with asyncio.timeout(20.0):
+            with pytest.raises(WorkerDied, match="killed by SIGKILL"):
+                await busy
+    for one in kept:
+        one.close()
+
+
+def test_calls_at_a_worker_that_is_being_ended_fail_like_others_on_uvloop_too(spin_model: Path) -> None:
+    """Which raises where something is written to a closed transport, and asyncio's own loop only warns."""
+
+    async def ended() -> list[object]:
+        worker = WorkerProcess("w")
+        await worker.__aenter__()
+        await worker.load(EngineSpec("spin", "onnx", spin_model, ("count",)))
+        assert worker.pid is not None
+        os.kill(worker.pid, signal.SIGSTOP)
+        calls = [asyncio.create_task(worker.infer("spin", spin(1))) for _ in range(2)]
+        await clock.sleep(0.05)
+        leaving = asyncio.create_task(worker.__aexit__(None, None, None))
+        await clock.sleep(0.05)
+        calls[0].cancel()
+        late = asyncio.create_task(worker.infer("spin", spin(1)))
+        outcomes = await asyncio.gather(*calls, late, return_exceptions=True)
+        await leaving
+        return [type(one) for one in outcomes]
+
+    assert uvloop.run(ended()) == [asyncio.CancelledError, WorkerDied, WorkerDied]
 
 
 async def test_a_worker_outlives_the_signals_that_a_whole_group_gets(tmp_path: Path) -> None:
