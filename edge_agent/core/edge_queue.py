@@ -19,8 +19,9 @@ as it is taken.
 Computations cannot be interrupted, so a request that was taken stays in its slot until `finish`. At most `slots` lanes
 compute at once, each one call after another (a lane is a model's worker process). What is short is handed over ahead of
 its turn: a worker that finds the next call in its memory is not woken for it, which takes longer than a small model
-does. So beside the one that computes, its lane gets those that are next in order, `ahead_s` of them by their
-predictions, and no more: they can neither be overtaken nor taken back. Behind a call that is overdue nobody is put.
+does. So beside the one that computes, its lane gets those that are next in order, `ahead_s` of computation by their
+predictions, and no more: they can neither be overtaken nor taken back. Nobody is put behind a call that has longer to
+go than that, or is as long overdue: it would wait there, out of the queue's sight, for nothing gained.
 
 With one slot, as most devices have, requests follow each other in order, and a prediction is a sum. With more slots it
 simulates which starts next.
@@ -58,7 +59,10 @@ MIN_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 0.05, 30.0
 
 
 class QueueTicket(msgspec.Struct, frozen=True):
-    """One request in the queue: `lane` names the worker that will compute it, `cost_s` is its predicted time."""
+    """One request in the queue: `lane` names the worker that will compute it, `cost_s` is its predicted time.
+
+    `compute_s` is the part of it in which the worker itself is at it, and not on the way there and back.
+    """
 
     id: int
     lane: str
@@ -66,6 +70,7 @@ class QueueTicket(msgspec.Struct, frozen=True):
     cost_s: float
     priority: int = 0
     group: str = ""  # the model or modality whose share of the device it uses
+    compute_s: float | None = None  # None: all of it
 
     @property
     def key(self) -> float:
@@ -86,16 +91,6 @@ class _WaitingTicket(msgspec.Struct, frozen=True):
     ticket: QueueTicket
 
 
-class _RunningTicket(msgspec.Struct, frozen=True):
-    """A ticket that was taken, and when its computation began, or is predicted to if it was handed over ahead."""
-
-    ticket: QueueTicket
-    started_at: float
-
-    def ends_at(self, factor: float = 1.0) -> float:
-        return self.started_at + self.ticket.cost_s * factor
-
-
 _key: Final = attrgetter("key")
 
 
@@ -103,7 +98,7 @@ class EdgeQueue:
     """Mutable; `admit` takes in, `take`, `expire` and `remove` give out, `finish` frees a slot.
 
     Args:
-        ahead_s: predicted seconds of work that a lane may have beside the call that it computes.
+        ahead_s: predicted seconds of computation that a lane may have beside the call that it computes.
     """
 
     def __init__(self, *, max_size: int, slots: int = 1, shares: FairShare | None = None, ahead_s: float = 0.0) -> None:
@@ -112,7 +107,8 @@ class EdgeQueue:
         self._ahead_s = ahead_s
         self._shares = shares  # None: deadlines alone decide
         self._waiting: list[_WaitingTicket] = []  # by key; equal keys in order of arrival
-        self._running: dict[int, _RunningTicket] = {}
+        self._running: dict[int, QueueTicket] = {}  # in the order in which they were taken
+        self._began_at: dict[str, float] = {}  # by lane: when the first of its calls began to be computed
 
     def resize(self, max_size: int) -> None:
         """From now on so many may wait; what waits already stays."""
@@ -147,35 +143,39 @@ class EdgeQueue:
 
     def take(self, now: float) -> QueueTicket | None:
         """The next ticket to compute, or to hand over ahead, taken until `finish`; None when there is none."""
+        busy = {running.lane for running in self._running.values()}
+        for lane in busy - self._began_at.keys():  # the one before has just ended
+            self._began_at[lane] = now
         if not self._waiting:
             return None
-        busy = {running.ticket.lane for running in self._running.values()}
-        chosen, starts_at = None, now
+        chosen = None
         if len(busy) < self._slots:
             startable = (one for one in self._waiting if one.ticket.lane not in busy and now < one.latest_start)
             chosen = next(startable, None) if self._shares is None else _of_first_group(list(startable), self._shares)
         if chosen is None and self._ahead_s > 0.0 and busy:
-            chosen, starts_at = self._next_ahead(now)
+            chosen = self._next_ahead(now)
         if chosen is None:
             return None
         self._waiting.remove(chosen)
-        self._running[chosen.ticket.id] = _RunningTicket(chosen.ticket, starts_at)
+        self._running[chosen.ticket.id] = chosen.ticket
+        self._began_at.setdefault(chosen.ticket.lane, now)
         return chosen.ticket
 
-    def _next_ahead(self, now: float) -> tuple[_WaitingTicket | None, float]:
-        """The first in order, if its lane has room ahead, and when it would begin. With shares, whose turn is next?"""
+    def _next_ahead(self, now: float) -> _WaitingTicket | None:
+        """The first in order, if its lane has room ahead. With shares, whose turn is next is not known yet."""
         first = self._waiting[0]
-        lane = [running for running in self._running.values() if running.ticket.lane == first.ticket.lane]
+        lane = [running for running in self._running.values() if running.lane == first.ticket.lane]
         if not lane or self._shares is not None or len(lane) > MAX_AHEAD or now >= first.latest_start:
-            return None, now
-        if now > lane[0].ends_at() + self._ahead_s:  # it takes longer than was thought, and nobody knows how long
-            return None, now
-        ahead_s = sum([running.ticket.cost_s for running in lane[1:]]) + first.cost_s
-        return (first, max(now, lane[-1].ends_at())) if ahead_s <= self._ahead_s else (None, now)
+            return None
+        computed_s = now - self._began_at[first.ticket.lane]
+        if not _computes_s(lane[0]) - self._ahead_s <= computed_s <= lane[0].cost_s + self._ahead_s:
+            return None
+        ahead_s = sum([_computes_s(one) for one in (*lane[1:], first.ticket)])
+        return first if ahead_s <= self._ahead_s else None
 
     def finish(self, ticket_id: int) -> None:
-        """Free the slot of a taken ticket, whatever became of it."""
-        del self._running[ticket_id]
+        """Free the slot of a taken ticket, whatever became of it. What its lane has beside it begins now (`take`)."""
+        self._began_at.pop(self._running.pop(ticket_id).lane, None)
 
     def expire(self, now: float) -> list[QueueTicket]:
         """Take out the waiting tickets that can no longer meet their deadlines."""
@@ -231,19 +231,24 @@ class EdgeQueue:
         """Predicted time until `ticket` would be done if queued now, with every cost `factor` times its prediction."""
         if self._slots > 1:
             return self._simulated_finish_in_s(ticket, now, factor)
-        at, key = now, ticket.key
-        for running in self._running.values():
-            at = max(at, running.ends_at(factor))
+        at, key = max(self._lane_ends(now, factor).values(), default=now), ticket.key
         for one in self._waiting:
             if one.key > key:
                 break
             at += one.cost_s * factor
         return at + ticket.cost_s * factor - now
 
+    def _lane_ends(self, now: float, factor: float) -> dict[str, float]:
+        """When each lane that computes should be through with what it has, every cost `factor` times its prediction."""
+        ends: dict[str, float] = {}
+        for running in self._running.values():
+            lane = running.lane
+            ends[lane] = ends.get(lane, self._began_at.get(lane, now)) + running.cost_s * factor
+        return {lane: max(now, end) for lane, end in ends.items()}
+
     def _simulated_finish_in_s(self, ticket: QueueTicket, now: float, factor: float) -> float:
         """The same where several compute: whenever a slot is free, the first in order whose lane is idle starts."""
-        ends = {run.ticket.lane: max(now, run.ends_at(factor)) for run in self._running.values()}  # a lane's last one's
-        busy = [(end, lane) for lane, end in ends.items()]
+        busy = [(end, lane) for lane, end in self._lane_ends(now, factor).items()]
         heapify(busy)
         waiting = [one.ticket for one in self._waiting]
         waiting.insert(bisect_right(self._waiting, ticket.key, key=_key), ticket)
@@ -260,6 +265,10 @@ class EdgeQueue:
 
     def __repr__(self) -> str:
         return f"<EdgeQueue {self.queued}/{self._max_size} waiting, {self.in_flight}/{self._slots} computing>"
+
+
+def _computes_s(ticket: QueueTicket) -> float:
+    return ticket.cost_s if ticket.compute_s is None else ticket.compute_s
 
 
 def _of_first_group(startable: list[_WaitingTicket], shares: FairShare) -> _WaitingTicket | None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
@@ -29,6 +30,7 @@ from tidegate.serving.target_model import Computation, Computed
 from tidegate.workers.channel import Arrays
 from tidegate.workers.watchdog import patience_s
 
+_LEARNT: Final = 0.1  # by one turn of answers
 OnAnswered = Callable[[Runner, float | None], None]
 
 
@@ -37,6 +39,15 @@ class _TimedResult(NamedTuple):
 
     outputs: Arrays
     took_s: float
+
+
+@dataclass(slots=True)
+class _Turn:
+    """The calls of one model that are answered in one turn of the loop; `rest_s`: a call's part beside its own."""
+
+    handed_over_at: float  # the first of them
+    rest_s: asyncio.Future[float]
+    computes_s: list[float] = field(default_factory=list)
 
 
 class EdgeModel:
@@ -72,6 +83,9 @@ class EdgeModel:
         self._on_answered = on_answered
         self._statistics = ModelStatistics(runner.manifest.name, runner.manifest.version)
         self._answered_at = -inf  # the worker's last call: one that was handed over ahead began then
+        self._handed_over = 0  # calls that the worker has
+        self._turn: _Turn | None = None
+        self._computing = 1.0  # the part of its calls' time in which the worker computes, of late
 
     @property
     def label(self) -> str:
@@ -155,34 +169,65 @@ class EdgeModel:
 
         async def compute() -> _TimedResult:
             began_at = clock.now()
+            self._handed_over += 1
             try:
                 patient_s, left_s = patience_s(time.p99_s(units)), computation.deadline - began_at
                 computed = await runner.infer(variant, computation.arrays, patient_s, budget_s=left_s)
-            except Unreachable:
-                # If it hung, such calls take this long at least: where it was only slow, the next ones get more time.
-                time.record(units, self._took_s(began_at, time.predict_s(units)))
+                took_s = await self._took_s(began_at, computed.compute_s)
+            except BaseException as error:
+                now = clock.now()
+                if isinstance(error, Unreachable):
+                    # If it hung, such calls take this long at least: where it was only slow, the next get more time.
+                    time.record(units, max(time.predict_s(units), now - max(began_at, self._answered_at)))
+                self._answered_at = now  # what the worker does from here on is another's
                 raise
+            finally:
+                self._handed_over -= 1
             # Recorded here and not after the wait: a call whose caller has left has cost what it cost.
-            took_s = self._took_s(began_at, computed.compute_s)
             time.record(units, took_s)
             return _TimedResult(computed.outputs, took_s)
 
+        cost_s = time.predict_s(units)
         return await self._scheduler.run(
             compute,
             lane=runner.name,
             deadline=computation.deadline,
-            cost_s=time.predict_s(units),
+            cost_s=cost_s,
+            compute_s=cost_s * self._computing,
             priority=call.priority,
             group=self._group,
             on_accepted=call.on_accepted,
         )
 
-    def _took_s(self, handed_over_at: float, least_s: float) -> float:
-        """How long the worker was at a call that ends now. Of those that end together, each took its part."""
-        now = clock.now()
-        took_s = max(least_s, now - max(handed_over_at, self._answered_at))
-        self._answered_at = now
-        return took_s
+    async def _took_s(self, handed_over_at: float, compute_s: float) -> float:
+        """How long the worker was at a call that has just been answered, and computed for `compute_s` of it.
+
+        Calls that were handed over ahead are answered in one turn of the loop, and when each was done nobody has seen:
+        each takes an equal part of what they took beyond their computations.
+        """
+        if self._handed_over == 1:
+            now = clock.now()
+            took_s, self._answered_at = max(compute_s, now - max(handed_over_at, self._answered_at)), now
+            self._learn_computing(compute_s, took_s)
+            return took_s
+        if self._turn is None:
+            loop = asyncio.get_running_loop()
+            self._turn = _Turn(handed_over_at, loop.create_future())
+            loop.call_soon(self._end_turn, self._turn)
+        turn = self._turn
+        turn.computes_s.append(compute_s)
+        return compute_s + await turn.rest_s
+
+    def _end_turn(self, turn: _Turn) -> None:
+        self._turn, now = None, clock.now()
+        took_s, self._answered_at = now - max(turn.handed_over_at, self._answered_at), now
+        self._learn_computing(sum(turn.computes_s), took_s)
+        if not turn.rest_s.done():  # cancelled, at the end of the scheduler
+            turn.rest_s.set_result(max(0.0, took_s - sum(turn.computes_s)) / len(turn.computes_s))
+
+    def _learn_computing(self, compute_s: float, took_s: float) -> None:
+        part = min(1.0, compute_s / took_s) if took_s > 0.0 else 1.0
+        self._computing += _LEARNT * (part - self._computing)
 
     def _enter(self) -> None:
         self.calls_inside += 1

@@ -114,6 +114,7 @@ class EdgeScheduler:
         cost_s: float,
         priority: int = 0,
         group: str = "",
+        compute_s: float | None = None,
         on_accepted: Callable[[Accepted], None] | None = None,
     ) -> WorkResult[T]:
         """Await `work()` when its turn comes. `on_accepted` is called before that, once it has a place.
@@ -127,7 +128,7 @@ class EdgeScheduler:
         if self._closed:
             raise Unreachable(f"the edge {self._closed}")
         now = clock.now()
-        ticket = QueueTicket(next(self._ids), lane, deadline, cost_s, priority, group)
+        ticket = QueueTicket(next(self._ids), lane, deadline, cost_s, priority, group, compute_s)
         accepted = self._queue.admit(ticket, now)
         job = self._jobs[ticket.id] = _ScheduledWork(ticket, work, asyncio.get_running_loop().create_future(), now)
         try:

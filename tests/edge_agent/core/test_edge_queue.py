@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec.structs import replace
 
 from edge_agent.core.edge_queue import (
     MAX_AHEAD,
@@ -454,6 +455,37 @@ def test_a_newcomer_is_told_of_what_was_handed_over_before_it(slots: int) -> Non
         pass
     assert queue.finish_in_s(ticket(deadline=2.0, cost_s=0.001), 0.0) == pytest.approx(before) == 0.004
     assert queue.finish_in_s(ticket(deadline=2.0, cost_s=0.001), 0.0015) == pytest.approx(0.0025)
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_nobody_is_put_behind_a_call_that_has_long_to_go(slots: int) -> None:
+    long, short = ticket(deadline=9.0, cost_s=1.0), ticket(deadline=9.0, cost_s=0.001)
+    queue = busy_with(long, short, ahead_s=0.002, slots=slots)
+    assert queue.take(0.0) is None
+    third = ticket(deadline=0.8, cost_s=0.001)
+    queue.admit(third, 0.0)  # it may take 0.6 s and be in time, as far as anybody knows
+    assert queue.expire(0.9985) == [third]
+    assert queue.take(0.9985) == short
+
+
+def test_what_was_handed_over_ahead_begins_when_the_one_before_it_ends() -> None:
+    calls = [ticket(deadline=1.0, cost_s=0.001) for _ in range(4)]
+    queue = busy_with(*calls, ahead_s=0.01)
+    while queue.take(0.0) is not None:
+        pass
+    queue.finish(calls[0].id)
+    assert queue.take(0.0002) is None
+    last = ticket(deadline=2.0, cost_s=0.001)
+    assert queue.finish_in_s(last, 0.0002) == pytest.approx(0.004), "three and itself: the first one took 0.2 ms"
+    queue.finish(calls[1].id)
+    assert queue.queue_delay_s(0.01) == pytest.approx(0.002), "and where nobody has looked since"
+
+
+def test_the_way_to_a_worker_and_back_takes_no_room_ahead() -> None:
+    calls = [replace(ticket(deadline=1.0 + at, cost_s=0.001), compute_s=0.0001) for at in range(6)]
+    queue = busy_with(*calls, ahead_s=0.00031)
+    assert [queue.take(0.0) for _ in range(4)] == [*calls[1:4], None]
+    assert queue.finish_in_s(ticket(deadline=9.0, cost_s=0.001), 0.0) == pytest.approx(0.007)
 
 
 TestWhateverHappens = pytest.mark.slow(WhateverHappens.TestCase)
