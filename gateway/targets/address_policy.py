@@ -26,6 +26,7 @@ NAMED: Final = 16
 class AddressPolicy:
     def __init__(self, networks: AllowedNetworks, transport: Transport) -> None:
         self.refused: dict[str, str] = {}  # by device: why what it advertises is not dialled
+        self._judged: dict[str, TargetSpec] = {}  # by device: as it was last let through
         self._networks = networks
         self._transport = transport
 
@@ -35,13 +36,20 @@ class AddressPolicy:
         if view.freshness is Freshness.DEAD or address is None:
             self.forget(view.name)
             return None
+        judged = self._judged.get(view.name)
+        if judged is not None and judged.address == address:  # as after nearly every heartbeat
+            return judged
         if not self._may_dial(view.name, address):
+            self._judged.pop(view.name, None)
             return None
-        return TargetSpec(str(TargetId("edge", view.name)), "edge", address, self._transport, static=False)
+        spec = TargetSpec(str(TargetId("edge", view.name)), "edge", address, self._transport, static=False)
+        self._judged[view.name] = spec
+        return spec
 
     def forget(self, device: str) -> None:
         """It advertises nothing."""
         self.refused.pop(device, None)
+        self._judged.pop(device, None)
 
     def _may_dial(self, device: str, address: str) -> bool:
         reason = self._why_not(address)

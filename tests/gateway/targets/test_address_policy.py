@@ -30,6 +30,17 @@ def test_a_device_that_moves_into_an_allowed_network_is_refused_no_more() -> Non
     assert advertised.refused == {}
 
 
+def test_what_was_judged_holds_for_the_same_address_only() -> None:
+    advertised = AddressPolicy(AllowedNetworks(PRIVATE), "link")
+    spec = advertised.spec_of(view("till", "10.0.0.7:9001"))
+    assert advertised.spec_of(view("till", "10.0.0.7:9001")) is spec, "each heartbeat of a fleet asks"
+    moved = advertised.spec_of(view("till", "10.0.0.9:9001"))
+    assert moved is not None and moved.address == "10.0.0.9:9001"
+    assert advertised.spec_of(view("till", "8.8.8.8:9001")) is None
+    assert advertised.spec_of(view("till", "10.0.0.9:9001")) == moved
+    assert advertised.spec_of(view("till", "10.0.0.9:9001", freshness=Freshness.DEAD)) is None
+
+
 @pytest.mark.slow
 def test_a_whole_fleet_behind_a_wrong_setting_is_a_few_lines_of_log() -> None:
     advertised = AddressPolicy(AllowedNetworks(()), "link")
