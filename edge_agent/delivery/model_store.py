@@ -15,12 +15,17 @@ are read back before it relies on them, those of a committed content where it do
 the damaged ones, and they are fetched again. A committed content with damaged files counts as not held until it is
 committed again.
 
+Where the committed generation itself is damaged (a bad block), the newest before it that can be read counts in its
+place: it was committed once, and what it lacks the documents request again. The damaged one may have named models that
+nothing else names, so nothing is collected until newer ones have superseded it as they would have if it were whole.
+
 Everything blocks on the disk and raises OSError.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable
@@ -37,6 +42,7 @@ from tidegate.models.repository import RepositoryError
 from tidegate.models.trusted_digests import FILE_NAME, TrustedDigests
 from tidegate.rollout.plan import Artefact, ModelPlan
 from tidegate.storage.atomic_file import link_atomically, move_durably, sync_folder, write_atomically
+from tidegate.storage.disk_failure import is_disk_failure
 
 SPARE_BYTES: Final = 4 * 1024 * 1024  # stays free for the journal, the epoch and other programs
 log = structlog.get_logger(__name__)
@@ -73,6 +79,7 @@ class ModelStore:
         self._partials = root / "partial"
         self._versions = root / "versions"
         self._generations = root / "generations"
+        self._current = root / "current"
         self._damaged: set[str] = set()  # contents, found since this start
 
     def prepare(self) -> None:
@@ -209,56 +216,103 @@ class ModelStore:
     # -- generations -----------------------------------------------------------------------------------------------
 
     def committed(self) -> Generation:
-        """The generation that the agent boots with; the empty one when `current` cannot be read."""
-        return self._read(self.root / "current") or Generation()
+        """The generation that the agent boots with; the empty one where none was committed.
+
+        Where that one cannot be read, it is the newest before it that can be.
+        """
+        return self._committed()[0]
 
     def kept(self) -> list[Generation]:
-        """Every generation on disk, the newest first."""
-        found = (self._read(path) for path in self._generations.glob("*.json"))
-        return sorted((one for one in found if one is not None), key=lambda one: -one.number)
+        """Every generation on disk that can be read, the newest first."""
+        try:
+            numbers = self._numbers()
+        except OSError as error:
+            if not is_disk_failure(error):
+                raise
+            log.warning("the generations cannot be listed", path=str(self._generations), reason=error.strerror)
+            return []
+        found = (self._read(self._generations / f"{number}.json") for number in numbers)
+        return [one for one in found if one is not None]
 
     def next_number(self) -> int:
-        return 1 + max([self.committed().number, *(one.number for one in self.kept())])
+        """A number that no generation has, also none that cannot be read."""
+        return 1 + max([self.committed().number, *self._numbers()])
 
     def commit(self, generation: Generation) -> None:
         """Make a generation the committed one, also after a power cut."""
         name = f"{generation.number}.json"
         write_atomically(self._generations / name, msgspec.json.encode(generation), parents=True)
-        link_atomically(self.root / "current", f"generations/{name}")
+        link_atomically(self._current, f"generations/{name}")
 
     def collect(self, in_use: Iterable[ModelPlan]) -> None:
         """Remove files that no kept generation and none of these plans refers to.
 
-        A model's `keep` newest versions stay, each with the newest generation that has it.
+        A model's `keep` newest versions stay, each with the newest generation that has it. While a generation that
+        cannot be read may be one of these, only partial files are removed.
         """
         plans = list(in_use)
-        kept, versions = self._kept_versions()
-        contents = {one.content for one in versions} | {plan.content for plan in plans}
         wanted = {artefact.sha256 for plan in plans for artefact in plan.artefacts}
+        _remove(self._partials, wanted)
+        (committed, stands_in), kept = self._committed(), self.kept()
+        if stands_in or self._may_miss_versions(committed, kept):
+            log.warning("no model is collected, since a generation that may name some cannot be read")
+            return
+        numbers, versions = _kept_versions(committed, kept)
+        contents = {one.content for one in versions} | {plan.content for plan in plans}
         files = {digest for one in versions for digest in one.files} | wanted
-        _remove(self._generations, {f"{number}.json" for number in kept})
+        _remove(self._generations, {f"{number}.json" for number in numbers})
         _remove(self._versions, contents)
         _remove(self._contents, files)
-        _remove(self._partials, wanted)
 
-    def _kept_versions(self) -> tuple[set[int], list[Deployed]]:
-        committed = self.committed()
-        numbers, found = {committed.number}, dict[str, dict[str, Deployed]]()
-        for generation in [committed, *self.kept()]:
-            for model, deployed in generation.models.items():
-                held = found.setdefault(model, {})
-                keep = committed.models[model].keep if model in committed.models else 0
-                if deployed.content not in held and len(held) < keep:
-                    held[deployed.content] = deployed
-                    numbers.add(generation.number)
-        return numbers, [one for held in found.values() for one in held.values()]
+    def _committed(self) -> tuple[Generation, bool]:
+        """The committed generation, and whether it is an older one that stands in for it."""
+        found = self._read(self._current)
+        if found is not None:
+            return found, False
+        # Not a newer one: its commit was cut short, and the rollout that it is of goes on from the journal.
+        number = self._committed_number()
+        return next((one for one in self.kept() if one.number < number), Generation()), number > 0
+
+    def _may_miss_versions(self, committed: Generation, kept: Iterable[Generation]) -> bool:
+        """Whether a generation that cannot be read may have a version that is to be kept.
+
+        Not once `keep` newer ones can be read: without that end, one bad block would let the disk fill up for good, for
+        the sake of a version to fall back to that can no longer be found.
+        """
+        keep = max((one.keep for one in committed.models.values()), default=0)
+        readable = {committed.number, *(one.number for one in kept)}
+        return any(sum(newer > one for newer in readable) < keep for one in self._numbers() if one not in readable)
+
+    def _numbers(self) -> list[int]:
+        """The numbers of the generations on disk, the newest first, whether they can be read or not."""
+        try:
+            names = os.listdir(self._generations)
+        except FileNotFoundError:
+            return []
+        stems = (name.removesuffix(".json") for name in names if name.endswith(".json"))
+        return sorted((int(stem) for stem in stems if stem.isdecimal()), reverse=True)
+
+    def _committed_number(self) -> float:
+        """The number of the generation that `current` names; 0 where there is no link, infinity where it is unknown."""
+        try:
+            stem = Path(os.readlink(self._current)).stem
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            if error.errno != errno.EINVAL and not is_disk_failure(error):  # EINVAL: a copy has made a file of the link
+                raise
+            return math.inf
+        return int(stem) if stem.isdecimal() else math.inf
 
     def _read(self, path: Path) -> Generation | None:
+        """None where there is none, or where it is damaged."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=Generation)
         except FileNotFoundError:
             return None
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+            if isinstance(error, OSError) and not is_disk_failure(error):
+                raise
             log.warning("a generation cannot be read", path=str(path), reason=str(error))
             return None
 
@@ -316,6 +370,19 @@ def _is_readable(trusted: TrustedDigests) -> bool:
     except RepositoryError:
         return False
     return True
+
+
+def _kept_versions(committed: Generation, kept: Iterable[Generation]) -> tuple[set[int], list[Deployed]]:
+    """The numbers of the generations to keep, and the versions that they are kept for."""
+    numbers, found = {committed.number}, dict[str, dict[str, Deployed]]()
+    for generation in [committed, *kept]:
+        for model, deployed in generation.models.items():
+            held = found.setdefault(model, {})
+            keep = committed.models[model].keep if model in committed.models else 0
+            if deployed.content not in held and len(held) < keep:
+                held[deployed.content] = deployed
+                numbers.add(generation.number)
+    return numbers, [one for held in found.values() for one in held.values()]
 
 
 def _remove(folder: Path, names: Collection[str]) -> None:

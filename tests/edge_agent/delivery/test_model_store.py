@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from edge_agent.delivery.journal import DeploymentJournal
 from edge_agent.delivery.model_store import Generation, ModelStore
 from edge_agent.delivery.partial_file import BadChunk, PartialFile
 from tests.edge_agent.core.test_rollout_machine import ROLLOUT
+from tests.support.bad_block import on_a_bad_block
 from tests.support.edge.rollouts import Made, made
 from tests.support.models.artefacts import artefact_of
 from tidegate.models.digest import sha256_of
 from tidegate.models.trusted_digests import TrustedDigests
 from tidegate.rollout.plan import Artefact
+from tidegate.storage.atomic_file import link_atomically
 
 CONTENT = bytes(range(256)) * 100
 ARTEFACT = artefact_of("x", CONTENT, 4096)
@@ -92,6 +95,80 @@ def test_nothing_is_committed_until_the_link_is_swapped_and_a_broken_link_is_not
     (store.root / "current").unlink()
     assert store.committed() == Generation()
     assert store.next_number() == 2
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [on_a_bad_block, emptied, Path.unlink])
+def test_a_committed_generation_that_cannot_be_read_falls_back_to_the_one_before_and_nothing_is_collected(
+    store: ModelStore, damage: Callable[[Path], None]
+) -> None:
+    versions = [made(str(number), factor=float(number)) for number in (2, 3, 4)]
+    for generation, one in enumerate(versions, start=1):
+        bring(store, one, generation)
+    damage(store.root / "generations" / "3.json")
+
+    assert store.committed().number == 2
+    store.collect([])
+    contents = {one.plan().content for one in versions}
+    assert {path.name for path in (store.root / "versions").iterdir()} == contents
+    assert all(store.is_complete(one.plan()) for one in versions)
+
+
+@pytest.mark.parametrize("damage", [on_a_bad_block, emptied])
+def test_a_generation_that_cannot_be_read_holds_up_the_collection_until_newer_ones_supersede_it(
+    store: ModelStore, damage: Callable[[Path], None]
+) -> None:
+    bring(store, made("2"), 1)
+    damage(store.root / "generations" / "1.json")
+    assert store.committed() == Generation()
+    assert store.next_number() == 2, "no number is given twice"
+
+    for number in (2, 3):
+        bring(store, made(str(number + 1), factor=float(number + 1)), number)
+        store.collect([])
+        assert store.repository(made("2").plan().content).exists() == (number == 2)
+    assert [one.number for one in store.kept()] == [3, 2]
+    assert not (store.root / "generations" / "1.json").is_symlink()
+
+
+def test_a_generation_whose_commit_was_cut_short_stands_in_for_none(store: ModelStore) -> None:
+    for generation, version in enumerate(("2", "3", "4"), start=1):
+        bring(store, made(version, factor=float(version)), generation)
+    link_atomically(store.root / "current", "generations/2.json")  # as before the power went
+    on_a_bad_block(store.root / "generations" / "2.json")
+    assert store.committed().number == 1
+
+
+def test_where_a_copy_has_made_a_file_of_the_link_and_that_is_damaged_the_newest_generation_counts(
+    store: ModelStore,
+) -> None:
+    one, current = made("2"), store.root / "current"
+    bring(store, one, 1)
+    current.unlink()
+    emptied(current)
+    assert store.committed().number == 1
+    store.collect([])
+    assert store.is_complete(one.plan())
+
+
+def test_generations_that_cannot_be_listed_keep_the_committed_one_from_nothing_and_let_nothing_be_collected(
+    store: ModelStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made("2")
+    bring(store, one, 1)
+
+    def unreadable(_: Path) -> list[str]:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(model_store.os, "listdir", unreadable)
+    assert store.kept() == []
+    assert store.committed().number == 1
+    with pytest.raises(OSError, match="Input/output error"):
+        store.collect([])
+    assert store.is_complete(one.plan())
 
 
 def test_a_version_is_staged_once_and_its_litter_does_not_matter(store: ModelStore) -> None:

@@ -26,6 +26,7 @@ from edge_agent.delivery.journal import DeploymentJournal
 from edge_agent.delivery.model_store import ModelStore
 from edge_agent.delivery.verifying import verify
 from edge_agent.serving.catalogue import read_entry
+from tests.support.bad_block import on_a_bad_block
 from tests.support.edge.rollout_edge import AUTHOR, SCOPE, answer, ask, edge, report, settled
 from tests.support.edge.rollouts import ArtefactServer, Author, eventually, made
 from tidegate import clock
@@ -280,6 +281,26 @@ async def test_a_committed_model_whose_files_rotted_falls_back_to_the_one_before
         assert (found.state, found.running) == (RolloutState.COMMITTED, "3")
         assert found.fetched_bytes == newest.files[1].size_bytes
         assert await answer(app) == ("3", 21.0)
+    async with edge(folder) as app:
+        assert await answer(app) == ("3", 21.0)
+
+
+async def test_a_committed_generation_on_a_bad_block_falls_back_to_the_one_before_until_it_is_rolled_out_again(
+    folder: Path, server: ArtefactServer
+) -> None:
+    async with edge(folder) as app:
+        ask(app, server, 1, made("2", factor=5.0))
+        await settled(app, 1)
+        ask(app, server, 2, made("3", factor=7.0))
+        await settled(app, 2)
+    sent_bytes = server.sent_bytes
+    on_a_bad_block(folder / "state" / "rollout" / "generations" / "2.json")
+    async with edge(folder) as app:
+        assert [runner.manifest.version for runner in app.deployment.runners] == ["2"], "what answers first"
+        await eventually(lambda: (found := report(app)) is not None and found.generation == 3, say=lambda: report(app))
+        assert (await settled(app, 2)).state is RolloutState.COMMITTED
+        assert await answer(app) == ("3", 21.0)
+    assert server.sent_bytes == sent_bytes, "its files were here all the while"
     async with edge(folder) as app:
         assert await answer(app) == ("3", 21.0)
 
