@@ -5,8 +5,9 @@ the one in force, and this agent understands it. It is on disk before it is acte
 across power cuts, and an older one can never come back (`edge_agent/core/reconcile.py`).
 
 The revision is also kept in the trust record (`trust_record.py`), in two places, and is written there before the
-document: so a document that is damaged, emptied or replaced by an older one lowers nothing. The same document arrives
-again, since it is retained, and is taken back. Where the record cannot be read, no document is accepted.
+document: so a document that is damaged, emptied, on a bad block or replaced by an older one lowers nothing. The same
+document arrives again, since it is retained, and is taken back. Where the record cannot be read, no document is
+accepted.
 
 Expiry is judged when a document arrives; one in force stays, because a device that is offline must go on. Devices may
 have no clock: the time is the device's own, but never less than the latest `issued` that a trusted key has signed, and
@@ -52,6 +53,7 @@ from tidegate.rollout.desired import (
 from tidegate.rollout.root_chain import RootLink, RootRefused, TrustedRoot, walk
 from tidegate.rollout.signing import Keys, SignatureRefused, claimed_revision, keys_after, roots_in, verify_document
 from tidegate.storage.atomic_file import write_atomically
+from tidegate.storage.disk_failure import is_disk_failure
 
 _MAX_WORDS: Final = 300
 _CLOCK_ERROR_S: Final = 300  # of a device with NTP, or with a clock that is set by hand
@@ -100,7 +102,9 @@ class TrustedDocuments:
                 self._restore(scope, decode_desired(raw), raw)
             except FileNotFoundError:
                 continue
-            except BadMessage as error:
+            except (OSError, BadMessage) as error:
+                if isinstance(error, OSError) and not is_disk_failure(error):
+                    raise
                 log.warning("an accepted document is damaged", path=str(self._path(scope)), reason=str(error))
         if not self._closed:
             try:

@@ -4,8 +4,9 @@ One record per model, its newest rollout, and the contents that are not tried ag
 (`tidegate/storage/atomic_file.py`), so after a power cut it is the state before a transition or after it and never half
 of one; which of the two does not matter, since each state's work can be done again.
 
-A journal that cannot be read is put aside and begun anew: the committed generation is not in it, so the device serves
-on; and the documents, which are not in it either, request the interrupted rollout again.
+A journal that cannot be read, for its content or for a bad block, is put aside and begun anew: the committed generation
+is not in it, so the device serves on; and the documents, which are not in it either, request the interrupted rollout
+again. A bad block stays bad, so to wait until it can be read would stop all rollouts for good.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 
 from edge_agent.core.rollout_machine import Rollout
 from tidegate.storage.atomic_file import write_atomically
+from tidegate.storage.disk_failure import is_disk_failure
 
 MAX_BLOCKED: Final = 64
 log = structlog.get_logger(__name__)
@@ -48,11 +50,14 @@ class DeploymentJournal:
         return self._content.blocked
 
     def open(self) -> None:
+        """Read the journal, or begin it anew. Raises OSError, where a damaged one cannot be put aside."""
         try:
             self._content = msgspec.json.decode(self.path.read_bytes(), type=JournalContent)
         except FileNotFoundError:
             pass
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        except (OSError, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            if isinstance(error, OSError) and not is_disk_failure(error):
+                raise
             log.warning("the rollout journal is damaged; beginning anew", path=str(self.path), reason=str(error))
             os.replace(self.path, self.path.with_name(self.path.name + ".damaged"))
 

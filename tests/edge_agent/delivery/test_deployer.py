@@ -23,6 +23,7 @@ from edge_agent.delivery.steps import RolloutSteps
 from edge_agent.serving.host import EdgeHost
 from edge_agent.serving.runner_set import RunnerSet
 from edge_agent.serving.scheduler import EdgeScheduler
+from tests.support.bad_block import on_a_bad_block
 from tests.support.edge.rollout_edge import AUTHOR, SCOPE
 from tests.support.edge.rollouts import made
 from tests.support.loop import on_virtual_time
@@ -102,6 +103,23 @@ async def test_a_rollout_that_waits_is_given_up_at_its_deadline_and_not_before(t
         assert 7190.0 <= clock.now() - began_at <= 7220.0
         (found,) = deployer.rollouts.models
         assert found.reason.startswith("timeout: deferred took longer than it may, last: metered")
+
+
+@pytest.mark.parametrize("place", ["desired/device+kiosk-1.json", "journal.json"])
+@on_virtual_time
+async def test_one_bad_block_keeps_no_later_document_away(tmp_path: Path, place: str) -> None:
+    async with on_a_paid_link(tmp_path) as deployer:
+        deployer.take(SCOPE, AUTHOR.message(1, made("2").plan(), urls=["http://artefacts.invalid"]))
+        deployer.take(GROUP, AUTHOR.message(1, group="kiosks"))
+        await clock.sleep(1.0)
+        assert dict(deployer.rollouts.accepted) == {SCOPE: 1, GROUP: 1}
+    on_a_bad_block(tmp_path / "rollout" / place)
+    async with on_a_paid_link(tmp_path) as deployer:
+        deployer.take(SCOPE, AUTHOR.message(2, made("3", factor=3.0).plan(), urls=["http://artefacts.invalid"]))
+        await clock.sleep(60.0)
+        assert deployer.disk_trouble == ""
+        assert dict(deployer.rollouts.accepted) == {SCOPE: 2, GROUP: 1}
+        assert [(found.version, found.state) for found in deployer.rollouts.models] == [("3", RolloutState.DEFERRED)]
 
 
 @on_virtual_time

@@ -12,6 +12,7 @@ import pytest
 
 from edge_agent.delivery.documents import TrustedDocuments
 from gateway.core.versions.canary import CanaryRollout, DeviceStep, DocumentRevisions, RolloutPhase, RolloutSpec
+from tests.support.bad_block import on_a_bad_block
 from tests.support.edge.rollouts import Author
 from tidegate.fleet.reported import Reported
 from tidegate.rollout.canonical import canonical, digest_of
@@ -60,7 +61,7 @@ def bent(path: Path) -> None:
     path.write_bytes(content.replace(b'"proven_s":1', b'"proven_s":2'))
 
 
-DAMAGES = [cut, emptied, bent, Path.unlink]
+DAMAGES = [cut, emptied, bent, Path.unlink, on_a_bad_block]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -102,7 +103,7 @@ def test_the_way_out_of_lost_trust_is_to_remove_what_is_left(tmp_path: Path) -> 
     assert opened(tmp_path).take(SCOPE, AUTHOR.message(1))
 
 
-@pytest.mark.parametrize("damage", [cut, emptied, Path.unlink])
+@pytest.mark.parametrize("damage", [cut, emptied, Path.unlink, on_a_bad_block])
 def test_a_lost_document_lowers_no_revision_and_the_same_one_is_taken_back(tmp_path: Path, damage: Any) -> None:
     assert opened(tmp_path).take(SCOPE, AUTHOR.message(5))
     damage(tmp_path / "rollout" / "desired" / "device+kiosk-1.json")

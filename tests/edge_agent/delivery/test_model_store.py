@@ -289,10 +289,16 @@ def test_the_journal_comes_back_and_remembers_what_is_not_tried_again(tmp_path: 
     assert again.records == {}
 
 
-def test_a_damaged_journal_is_put_aside(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b'{"records": {'), on_a_bad_block])
+def test_a_damaged_journal_is_put_aside(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     path = tmp_path / "journal.json"
-    path.write_bytes(b'{"records": {')
+    path.write_bytes(b"{}")
+    damage(path)
     journal = DeploymentJournal(path)
     journal.open()
     assert journal.records == {}
     assert path.with_name("journal.json.damaged").exists()
+    journal.write(ROLLOUT)
+    again = DeploymentJournal(path)
+    again.open()
+    assert again.records == {"digits": ROLLOUT}
