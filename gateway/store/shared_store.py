@@ -2,7 +2,7 @@
 
 Every use is a script that the store runs whole (Lua), so that what it reads and writes is one step for all gateways. A
 call ends within a timeout, whatever the store does. One that fails raises `StoreUnavailable` with the reason, and so do
-all that follow at once, without a try, until a pause is over; the pause doubles from FIRST_PAUSE_S to LONGEST_PAUSE_S.
+all that follow at once, without a try, until a pause is over, which doubles from silence to silence (`store_pause.py`).
 So a store that hangs costs each user one timeout and not one for each of its calls. A change is logged once.
 
     away, hung, slow       no answer in time
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import structlog
 
 from gateway.config.store import SharedStoreConfig
+from gateway.store.store_pause import StorePause
 from tidegate import clock
 from tidegate.runtime.process import StartError
 
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
 _Stamp = tuple[tuple[int, int, int, int], ...]
 StoreCall = tuple[Sequence[str], Sequence[str | bytes | int | float]]  # keys, and arguments
 
-FIRST_PAUSE_S: Final = 0.5
-LONGEST_PAUSE_S: Final = 5.0
 MAX_CONNECTIONS: Final = 8
 
 log = structlog.get_logger(__name__)
@@ -80,8 +79,7 @@ class SharedStore:
         self._stamp: _Stamp = ()  # of the files that it was made of
         self._unread = ""  # why these cannot be read now
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS)  # the package refuses what finds no free connection
-        self._pause_s = 0.0
-        self._retry_at = 0.0
+        self._pause = StorePause()
         self.trouble: str | None = "it was not asked yet"  # None while it answers
         self.away_since: float | None = None
 
@@ -190,11 +188,12 @@ class SharedStore:
     async def _run_each(self, script: StoreScript, calls: Sequence[StoreCall]) -> list[Any]:
         if self._client is None:
             raise StoreUnavailable("the store's connection is closed")
-        if clock.now() < self._retry_at:
+        began_at = clock.now()
+        if not self._pause.is_over(began_at):
             raise StoreUnavailable(self.trouble or "the store was away")
         from redis.exceptions import NoScriptError, RedisError
 
-        if self._pause_s:  # the last try failed
+        if self._pause.length_s:  # the last try failed
             await self._renew()
         if (client := self._client) is None:
             raise StoreUnavailable("the store's connection is closed")
@@ -206,28 +205,28 @@ class SharedStore:
                     await client.script_load(script.text)
                     answers = await _pipeline(client, script, calls)
         except TimeoutError as error:
-            raise self._failed(client, f"no answer within {self._section.timeout_ms} ms") from error
+            raise self._failed(client, began_at, f"no answer within {self._section.timeout_ms} ms") from error
         except (RedisError, OSError) as error:
-            raise self._failed(client, _reason(error)) from error
+            raise self._failed(client, began_at, _reason(error)) from error
         self._answered()
         return answers
 
-    def _failed(self, client: Redis, why: str) -> StoreUnavailable:
+    def _failed(self, client: Redis, began_at: float, why: str) -> StoreUnavailable:
         if client is not self._client:
             return StoreUnavailable(why)  # its connection was closed by `_renew`: that says nothing of the store
-        if self.trouble is None or not self._pause_s:
+        if self.trouble is None or not self._pause.length_s:
             log.warning("the store does not answer; quotas are shared without it", store=self.address, reason=why)
         self.trouble = why
-        self.away_since = clock.now() if self.away_since is None else self.away_since
-        self._pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2.0 * self._pause_s))
-        self._retry_at = clock.now() + self._pause_s * (0.75 + 0.5 * self._draw())
+        now = clock.now()
+        self.away_since = now if self.away_since is None else self.away_since
+        self._pause.failed(began_at=began_at, now=now, draw=self._draw())
         return StoreUnavailable(why)
 
     def _answered(self) -> None:
         if self.trouble is not None:
             log.info("the store answers", store=self.address)
         self.trouble = self.away_since = None
-        self._pause_s = 0.0
+        self._pause.answered()
 
     def __repr__(self) -> str:
         return f"<SharedStore {self.address} {self.trouble or 'answers'}>"

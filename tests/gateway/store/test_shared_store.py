@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from gateway.config.store import SharedStoreConfig
 from gateway.store.shared_store import MAX_CONNECTIONS, SharedStore, StoreScript, StoreUnavailable
+from gateway.store.store_pause import FIRST_PAUSE_S
 from tests.support.stores import REDIS, RedisServer
 from tidegate import clock
 
@@ -44,6 +45,21 @@ async def test_a_store_that_hangs_costs_those_that_wait_one_timeout_and_not_one_
             finally:
                 server.go_on()
             assert all(isinstance(one, StoreUnavailable) for one in failed)
+
+
+async def test_one_silence_with_many_calls_in_flight_costs_one_short_pause(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        async with store_at(server.url) as store:
+            await store.run(ECHO, [store.key("x")], [1])
+            server.stop_answering()
+            try:
+                calls = [store.run(ECHO, [store.key("x")], [2]) for _ in range(MAX_CONNECTIONS)]
+                failed = await asyncio.gather(*calls, return_exceptions=True)
+            finally:
+                server.go_on()
+            assert all(isinstance(one, StoreUnavailable) for one in failed)
+            await clock.sleep(1.25 * FIRST_PAUSE_S)
+            assert await store.run(ECHO, [store.key("x")], [3]) == b"3"
 
 
 async def answers_in_the_end(store: SharedStore) -> None:
