@@ -12,7 +12,8 @@ that several processes read, so their audit log lies beside the files, and a cop
     {"audit":"key-revoked","at":"2026-11-20T21:03:26+00:00","who":"os:alice","uid":1000,"id":"3f9a0c11d2e4"}
 
 `who` is the account that the process runs as, read from the system and not from the environment, which any user can
-set; under sudo that is root. Lines are only ever appended, each in one write, and the file is its owner's alone.
+set; under sudo that is root. Lines are only ever appended, each in one write, and the file is its owner's alone. A line
+of which a full disk took only the beginning stays as it is: its command says so, and the next line begins on its own.
 
 Limit: an account that may write the files may also edit them by hand, which leaves no line, and may edit the log.
 Where that matters, send stderr (or the file) to a place that this account cannot write.
@@ -20,6 +21,7 @@ Where that matters, send stderr (or the file) to a place that this account canno
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pwd
@@ -74,11 +76,21 @@ def _name_of(uid: int) -> str:
 
 
 def _append(trail: Path, line: bytes) -> None:
+    """Raises OSError: the line is not there, or only its beginning is."""
     # No links: in a folder that others may write, one could lead the line into a file of ours.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(trail, flags, 0o600)
     try:
-        os.write(descriptor, line)
+        if not _is_at_line_start(descriptor):
+            line = b"\n" + line
+        # Less is written where the disk is full. The rest is not tried: another process's line could come between.
+        if os.write(descriptor, line) < len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(trail))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_at_line_start(descriptor: int) -> bool:
+    size_bytes = os.fstat(descriptor).st_size
+    return not size_bytes or os.pread(descriptor, 1, size_bytes - 1) == b"\n"

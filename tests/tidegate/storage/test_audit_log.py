@@ -6,7 +6,10 @@ import io
 import json
 import os
 import pwd
+import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -79,6 +82,34 @@ def test_a_change_that_cannot_be_noted_says_so_and_is_still_on_stderr(tmp_path: 
     assert [one["audit"] for one in on_stderr(done)] == ["key-created"]
     assert done.stdout.startswith("tg_"), "the key is good, so whoever made it must get it"
     assert elsewhere.read_text() == "as it was"
+
+
+@contextmanager
+def room_for(path: Path, more_bytes: int) -> Iterator[None]:
+    """Lets the file grow by so many bytes, as a nearly full disk does: the kernel takes that much of a write."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + more_bytes, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_line_of_which_the_disk_takes_only_a_part_is_told_and_takes_no_other_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, notes = Terminal(), tmp_path / "keys.audit.jsonl"
+    monkeypatch.setattr("sys.stderr", screen)  # which is no file, so it is not limited
+    audit_log.note(notes, "key-created", id="a")
+    with room_for(notes, 40), pytest.raises(click.ClickException) as told:
+        audit_log.note(notes, "key-revoked", id="b")
+    audit_log.note(notes, "key-created", id="c")
+
+    assert told.value.message.startswith(f"key-revoked is done, but could not be noted in {notes}: No space left")
+    assert json.loads(screen.getvalue())["id"] == "b"
+    first, part, last = notes.read_text().splitlines()
+    assert [json.loads(line)["id"] for line in (first, last)] == ["a", "c"]
+    assert len(part) == 40 and part.startswith('{"audit":"key-revoked"')
 
 
 def test_an_account_without_a_name_is_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
