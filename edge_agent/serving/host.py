@@ -141,7 +141,8 @@ class EdgeHost(TargetHost[EdgeModel]):
         """Return once no call is inside a runner that is not routed any more."""
         for model in [one for one in self._leaving if one.runner is runner]:
             await model.idle.wait()
-            self._leaving.remove(model)
+            # Another model that was put aside since its last call left may have taken it out already.
+            self._leaving = [one for one in self._leaving if one is not model]
 
     def _model(self, runner: Runner, *, soaking: bool = False) -> EdgeModel:
         return EdgeModel(

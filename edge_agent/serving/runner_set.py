@@ -115,13 +115,14 @@ class RunnerSet:
         await self._end(runner)
 
     async def stop(self, runner: Runner) -> None:
-        """End a runner that is not routed any more, once its calls have ended."""
+        """End a runner that is not routed any more, once its calls have ended; at once where the wait is cancelled."""
         try:
             async with asyncio.timeout(self._drain_s):
                 await self._host.emptied(runner)
         except TimeoutError:
             log.warning("calls were still inside a generation that ends", model=runner.name)
-        await self._end(runner)
+        finally:  # nothing routes to it any more, so nobody else would ever end its worker
+            await self._end(runner)
 
     async def _end(self, runner: Runner) -> None:
         stack = self._lives.pop(runner, None)
