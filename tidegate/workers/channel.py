@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,7 +35,9 @@ from tidegate.types import Buffer, Datatype, Tensor
 from tidegate.workers.generation.messages import (
     BeginSequence,
     CancelSequence,
+    Count,
     CreditSequence,
+    Seconds,
     SequenceToChild,
     StepTaken,
 )
@@ -47,6 +49,12 @@ ALIGNMENT = 64  # a cache line, and what AVX-512 loads like best
 _PREFIX = struct.Struct("<II")
 PREFIX_BYTES = _PREFIX.size
 _MAX_TEXT = 4000  # characters of an error message that travel
+# By how numpy spells them: of any other text numpy would read a type as Python reads an expression.
+_DTYPES: Final = {
+    dtype.str: dtype
+    for code in np.typecodes["AllInteger"] + np.typecodes["Float"] + np.dtype(bool).char
+    for dtype in (np.dtype(code), np.dtype(code).newbyteorder())
+}
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -60,8 +68,8 @@ class ArraySpec(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
-    size_bytes: int
+    shape: tuple[Count, ...]
+    size_bytes: Count
 
 
 class WorkerMessage(msgspec.Struct, frozen=True, tag_field="t"):
@@ -121,7 +129,7 @@ class EngineLoaded(WorkerMessage, frozen=True, tag="loaded"):
     where that is not the machine's memory. `slots`: sequences that it takes at a time, if it generates."""
 
     id: int
-    load_s: float
+    load_s: Seconds
     held_bytes: int | None = None
     device_bytes: int | None = None
     slots: int = 0
@@ -132,11 +140,11 @@ class RunCompleted(WorkerMessage, frozen=True, tag="computed"):
     was measured. `gc_s`: what garbage collections took since the last such answer."""
 
     id: int
-    compute_s: float
+    compute_s: Seconds
     arrays: tuple[ArraySpec, ...] = ()
     peak_bytes: int | None = None
     segment: int = -1
-    gc_s: float = 0.0
+    gc_s: Seconds = 0.0
 
 
 class RunSkipped(WorkerMessage, frozen=True, tag="skipped"):
@@ -274,9 +282,9 @@ def _raw(name: str, array: NDArray[Any]) -> tuple[str, Buffer]:
 def _array(spec: ArraySpec, raw: memoryview) -> NDArray[Any]:
     if spec.dtype == "O":
         return tensor_to_array(Tensor(spec.name, Datatype.BYTES, spec.shape, raw))
-    dtype = np.dtype(spec.dtype)
-    if dtype.kind not in "biuf":
-        raise FrameError(f"array {spec.name!r} is of type {dtype}, which does not travel")
+    dtype = _DTYPES.get(spec.dtype)
+    if dtype is None:
+        raise FrameError(f"array {spec.name!r} is of type {spec.dtype[:20]!r}, which does not travel")
     return np.frombuffer(raw, dtype=dtype).reshape(spec.shape)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,14 @@ from tidegate.workers.channel import (
     ALIGNMENT,
     ArraySpec,
     CancelRun,
+    EngineLoaded,
     FrameError,
     LoadEngine,
     RunCompleted,
     RunEngine,
     RunFailed,
 )
+from tidegate.workers.generation.messages import SequenceEnded, StepTaken
 
 
 def joined(parts: list[Any]) -> bytes:
@@ -112,14 +115,48 @@ def test_a_message_of_the_wrong_direction_is_refused() -> None:
         ArraySpec("x", "<f4", (-1, 0), 8),
         ArraySpec("x", "nonsense", (2,), 8),
         ArraySpec("x", "<c8", (1,), 8),
+        ArraySpec("x", "(2,<f4", (2,), 8),
+        ArraySpec("x", "f4,f4", (1,), 8),
         ArraySpec("x", "<f4", (32,), 128),
         ArraySpec("x", "O", (2,), 8),
     ],
-    ids=["too small", "negative", "no dtype", "does not travel", "past the end", "bytes cut off"],
+    ids=["too small", "negative", "no dtype", "does not travel", "cut off", "of fields", "past the end", "bytes cut"],
 )
 def test_arrays_that_do_not_match_their_payload_are_refused(spec: ArraySpec) -> None:
     with pytest.raises(FrameError):
         channel.unpack((spec,), b"\xff" * ALIGNMENT)
+
+
+def _answer(*, compute_s: float = 0.1, gc_s: float = 0.0, shape: tuple[int, ...] = (2,), size_bytes: int = 8) -> bytes:
+    told = RunCompleted(1, compute_s, (ArraySpec("x", "<f4", shape, size_bytes),), gc_s=gc_s)
+    return channel.pack(told)[channel.PREFIX_BYTES :]
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 2), (-2, -1)])
+def test_a_shape_with_a_negative_size_is_a_frame_error(shape: tuple[int, ...]) -> None:
+    assert channel.parse_from_child(_answer())
+    with pytest.raises(FrameError, match="arrays"):
+        channel.parse_from_child(_answer(shape=shape))
+
+
+def test_an_array_of_a_negative_length_is_a_frame_error() -> None:
+    with pytest.raises(FrameError, match="arrays"):
+        channel.parse_from_child(_answer(size_bytes=-56))
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -math.inf, -1.0])
+def test_a_time_that_nobody_can_have_taken_is_a_frame_error(seconds: float) -> None:
+    frames = [
+        _answer(compute_s=seconds),
+        _answer(gc_s=seconds),
+        channel.pack(EngineLoaded(1, seconds))[channel.PREFIX_BYTES :],
+        channel.pack(StepTaken(step_s=seconds))[channel.PREFIX_BYTES :],
+        channel.pack(StepTaken(ended=(SequenceEnded(1, "stop", False, seconds, 0.1),)))[channel.PREFIX_BYTES :],
+        channel.pack(StepTaken(ended=(SequenceEnded(1, "stop", False, 0.1, seconds),)))[channel.PREFIX_BYTES :],
+    ]
+    for frame in frames:
+        with pytest.raises(FrameError, match="does not parse"):
+            channel.parse_from_child(frame)
 
 
 def test_a_payload_that_no_array_claims_is_refused() -> None:

@@ -34,6 +34,8 @@ _FAILED_A_MESSAGE: Final = 32  # of channel.shorten's characters, four bytes at 
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+# Within a year: what is not finite would spoil for ever what is learnt of times.
+Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=31_536_000.0)]
 
 
 class UnexpectedMessage(Exception):
@@ -88,8 +90,8 @@ class SequenceEnded(msgspec.Struct, frozen=True, array_like=True):
     id: int
     finish_reason: FinishReason
     stop_token: bool  # whether a stop token, which was not sent, ended it
-    prefill_s: float
-    decode_s: float
+    prefill_s: Seconds
+    decode_s: Seconds
     cached_tokens: Count = 0  # of its prompt, where that is known only now; else as its start said
 
 
@@ -109,7 +111,7 @@ class StepTaken(SequenceMessage, frozen=True, tag="step", omit_defaults=True):
     started: tuple[SequenceStarted, ...] = ()
     ended: tuple[SequenceEnded, ...] = ()
     failed: tuple[SequenceFailed, ...] = ()
-    step_s: float = 0.0
+    step_s: Seconds = 0.0
 
 
 SequenceToChild = BeginSequence | CreditSequence | CancelSequence
