@@ -15,9 +15,10 @@ When a segment may be written again:
 * an input segment, when the child has answered the call: engines keep nothing of their inputs;
 * an output segment, when its last view has died. The parent knows by a weak reference to the array that all views
   share as their base (`Incoming.lend`), and says so with its next call (`Incoming.take_freed`), which
-  needs no frame of its own.
+  needs no frame of its own. Until then the segment is the parent's alone.
 
-Bounds: so many segments a direction, MOST_BYTES each. A free one of more than KEPT_BYTES gives its memory back at once.
+Bounds: so many segments a direction, MOST_BYTES each. One of more than KEPT_BYTES that nobody reads any more gives its
+memory back at once, so an output's does by the parent's hand: the next call, which frees it, may never come.
 Where no segment is free, or a payload is too small to be worth it or too large, it goes through the socket, as it does
 where there is no memfd (other systems than Linux): slower, and otherwise the same. Who keeps views for long makes that
 the rule, so what is to be kept is copied (`cloud_pool/serving/sequence_state.py`).
@@ -153,7 +154,7 @@ class Incoming:
             raise FrameError(f"segment {number} was named again while its contents are still read")
         # All arrays in it have this one as their base, or a view of it, until they die.
         base = np.frombuffer(self.view(number, size_bytes), np.uint8)
-        self._lent[number] = weakref.ref(base, lambda _: self._freed.append(number))
+        self._lent[number] = weakref.ref(base, lambda _: self._unread(number, size_bytes))
         return base.data
 
     def view(self, number: int, size_bytes: int) -> memoryview:
@@ -179,6 +180,14 @@ class Incoming:
             freed.append(self._freed.popleft())
             self._lent.pop(freed[-1], None)
         return tuple(freed)
+
+    def _unread(self, number: int, size_bytes: int) -> None:
+        """The last view of a segment has died, in whichever thread. Costs what the end of any array so large does."""
+        if size_bytes > KEPT_BYTES:
+            with suppress(OSError, IndexError):  # the other end has sealed it, or this end was closed meanwhile
+                if (mapped := self._maps[number]) is not None:
+                    mapped.madvise(mmap.MADV_REMOVE)
+        self._freed.append(number)  # only now: from here on the other end may be told, and write again
 
     def close(self) -> None:
         """Let go of everything but what views still hold; their memory goes when they do."""

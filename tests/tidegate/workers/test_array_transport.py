@@ -20,6 +20,7 @@ from tests.cloud_pool.workers_support import spin, text, write_spin_model, write
 from tidegate import clock
 from tidegate.workers.array_transport import OUTPUTS
 from tidegate.workers.process import ComputeResult, EngineSpec, WorkerDied, WorkerProcess
+from tidegate.workers.shared_memory import KEPT_BYTES
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,6 +49,12 @@ def is_shared(array: NDArray[Any]) -> bool:
 def segment_files() -> int:
     links = [os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path)]
     return sum("tidegate-arrays" in link for link in links)
+
+
+def segment_bytes() -> int:
+    """The memory in all segments."""
+    opened = (entry.path for entry in os.scandir("/proc/self/fd") if os.path.islink(entry.path))
+    return sum(os.stat(path).st_blocks * 512 for path in opened if "tidegate-arrays" in os.readlink(path))
 
 
 def segment_maps() -> int:
@@ -83,6 +90,18 @@ async def test_whoever_keeps_the_outputs_gets_them_unchanged_and_the_others_by_t
         assert is_shared((await computed(subject, 1)).outputs["twice"]), (
             "they are free again, which the call itself says"
         )
+
+
+async def test_large_outputs_that_nobody_reads_take_no_memory_while_no_call_comes(tmp_path: Path) -> None:
+    async with worker(tmp_path) as subject:
+        rows = 1 + KEPT_BYTES // (8 * LENGTH)
+        answers = [await computed(subject, fill, rows=rows) for fill in (1, 2)]
+        assert segment_bytes() > 2 * KEPT_BYTES
+        assert [one.outputs["twice"][-1, -1] for one in answers] == [2, 4], "what is read stays"
+        answers.clear()
+        await clock.sleep(0)  # until then the task holds what it was woken with
+        assert segment_bytes() == 0
+        assert (await computed(subject, 3, rows=rows)).outputs["twice"][-1, -1] == 6
 
 
 async def test_two_calls_at_once_have_a_segment_each(tmp_path: Path) -> None:

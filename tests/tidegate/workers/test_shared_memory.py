@@ -105,6 +105,22 @@ def test_a_large_segment_gives_its_memory_back_when_it_is_free_and_a_small_one_k
     assert resident_bytes(outgoing, given_back) == 0
 
 
+@pytest.mark.slow
+def test_what_was_read_and_is_large_gives_its_memory_back_before_the_writer_is_told(ends: Ends) -> None:
+    outgoing, incoming = ends
+    small, large = os.urandom(1 << 16), np.ones(KEPT_BYTES + 1, np.uint8).data
+    kept, given_back = outgoing.write([small], len(small)), outgoing.write([large], len(large))
+    views = [incoming.lend(kept, len(small)), incoming.lend(given_back, len(large))]
+    assert resident_bytes(outgoing, given_back) > KEPT_BYTES
+    views.clear()
+    assert resident_bytes(outgoing, given_back) == 0
+    assert resident_bytes(outgoing, kept) >= len(small)
+    assert sorted(incoming.take_freed()) == [kept, given_back]
+    outgoing.free(given_back)
+    assert outgoing.write([large], len(large)) == given_back
+    assert bytes(incoming.lend(given_back, 2)) == b"\1\1", "it takes memory again"
+
+
 def test_what_was_lent_outlives_its_end(ends: Ends) -> None:
     outgoing, incoming = ends
     array = np.frombuffer(incoming.lend(outgoing.write([b"abcd"], 4), 4), np.uint8)
