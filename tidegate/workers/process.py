@@ -23,10 +23,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,6 +53,7 @@ from tidegate.pipeline.plan import StepPlan
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.runtime.spawned_process import SpawnedProcess, spawn
 from tidegate.runtime.starvation import awake_s, starved_s
+from tidegate.storage.scratch_folder import ScratchFolder
 from tidegate.token_sink import TokenSink
 from tidegate.types import Buffer
 from tidegate.workers import channel
@@ -214,7 +213,7 @@ class WorkerProcess:
         self.name = name
         self.collected_s = 0.0  # by the child's garbage collections, as far as its answers told
         self._sandbox = sandbox
-        self._scratch = ""
+        self._scratch: ScratchFolder | None = None
         self._share_from_bytes = share_from_bytes
         self._handover = Handover.nothing()
         self._cores = cores
@@ -380,7 +379,7 @@ class WorkerProcess:
 
     async def _start(self) -> None:
         if self._sandbox != "off":
-            self._scratch = tempfile.mkdtemp(prefix="tidegate-worker-")
+            self._scratch = ScratchFolder.make("tidegate-worker-")
         self._handover = Handover.to_child(self._share_from_bytes)
         ours, theirs = socket.socketpair()
         hello = self._expect(_HELLO)
@@ -414,7 +413,7 @@ class WorkerProcess:
                 ",".join(map(str, inputs)),
                 ",".join(map(str, outputs)),
                 str(self._share_from_bytes),
-                self._scratch,
+                str(self._scratch.files) if self._scratch else "",
             ],
             pass_fds=(theirs.fileno(), *inputs, *outputs),
             # numpy's own BLAS pool is never used in a worker; the runtimes' pools are bounded when an engine is
@@ -572,8 +571,9 @@ class WorkerProcess:
         try:
             await self._end()
         finally:
-            if self._scratch:  # a program may have filled it
-                await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+            scratch, self._scratch = self._scratch, None
+            if scratch is not None:  # a program may have filled it
+                await asyncio.to_thread(scratch.remove)
 
     async def _end(self) -> None:
         """End the child: by the end of its socket, which it obeys in the midst of anything, else by SIGKILL."""

@@ -65,13 +65,43 @@ def gone(pid: int, within_s: float = 30.0) -> bool:
     return True
 
 
+def parent_of(model: Path, *, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+    """A process with a worker that computes for ever."""
+    return subprocess.Popen([sys.executable, "-c", PARENT, str(model)], env=env, stdout=subprocess.PIPE, text=True)
+
+
+def worker_of(parent: subprocess.Popen[str]) -> int:
+    """The worker's process id, once it computes."""
+    assert parent.stdout is not None
+    return int(parent.stdout.readline())
+
+
 def test_a_worker_ends_when_its_parent_is_killed_even_while_it_computes(spin_model: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT, str(spin_model)], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
+    with parent_of(spin_model) as parent:
+        pid = worker_of(parent)
         assert psutil.pid_exists(pid)
         parent.kill()
     assert gone(pid)
+
+
+async def test_what_a_killed_parent_left_on_the_disk_is_removed_when_another_starts_a_worker(
+    spin_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    with parent_of(spin_model, env={**os.environ, "TMPDIR": str(place)}) as parent:
+        pid = worker_of(parent)
+        parent.kill()
+    assert gone(pid)
+    (left,) = place.iterdir()
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    async with WorkerProcess("w") as worker:
+        assert worker.alive
+        async with asyncio.timeout(30.0):
+            while left.exists():  # it goes in a thread that nobody waits for
+                await clock.sleep(0.01)
+        assert len(os.listdir(place)) == 1, "its own"
+    assert os.listdir(place) == []
 
 
 async def test_leaving_ends_a_worker_at_once_even_while_it_computes(spin_model: Path) -> None:
