@@ -96,7 +96,7 @@ def _sweep_aside(place: Path, prefix: str) -> None:
 
     def run() -> None:
         if swept := sweep(place, prefix):
-            log.info("scratch folders of killed processes were removed", folders=swept, place=str(place))
+            log.debug("scratch folders of killed processes were removed", folders=swept, place=str(place))
 
     threading.Thread(target=run, name="scratch sweep", daemon=True).start()
 
