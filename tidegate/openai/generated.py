@@ -8,21 +8,25 @@ Pure.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 
+from tidegate.generate.text.token_text import TokenText
 from tidegate.generate.usage import Usage
 from tidegate.oip.generation.answer import Piece
 from tidegate.openai.deltas import merged_deltas
+from tidegate.token_sink import TopLogprob
 
 DONE: Final = b"data: [DONE]\n\n"
 _SLOT: Final = "\u0000text\u0000"  # stands for the text in an event that is made beforehand; no model's name has it
 
 _encode = msgspec.json.Encoder().encode
 
-TokenText = Callable[[int], str]
+_characters = codecs.getincrementaldecoder("utf-8")
+TokenTextOf = Callable[[int], TokenText]
 
 
 class AnswerForm(Protocol):
@@ -48,7 +52,7 @@ class AnswerForm(Protocol):
         """The choice of a whole answer. Args: more: what a target of text gave beside it, all of it."""
         ...
 
-    def logprobs(self, pieces: Sequence[Piece], token_text: TokenText, offset: int) -> Any:
+    def logprobs(self, pieces: Sequence[Piece], token_text: TokenTextOf, offset: int) -> Any:
         """Those of these pieces, of which the first begins `offset` characters into the text."""
         ...
 
@@ -75,7 +79,7 @@ class ChatForm:
         message = {"role": "assistant", "content": text or (None if more else ""), "refusal": None, **more}
         return {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def logprobs(self, pieces: Sequence[Piece], token_text: TokenText, offset: int) -> Any:
+    def logprobs(self, pieces: Sequence[Piece], token_text: TokenTextOf, offset: int) -> Any:
         return {"content": [
             {
                 **_likelihood(token_text(id), logprob),
@@ -107,15 +111,15 @@ class CompletionForm:
     def choice(self, text: str, logprobs: Any, finish_reason: str, more: Mapping[str, Any]) -> dict[str, Any]:
         return {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
-    def logprobs(self, pieces: Sequence[Piece], token_text: TokenText, offset: int) -> Any:
+    def logprobs(self, pieces: Sequence[Piece], token_text: TokenTextOf, offset: int) -> Any:
         tokens, offsets = _tokens(pieces), []
-        for id, _, _ in tokens:
-            offsets.append(offset)
-            offset += len(token_text(id))
+        for piece in pieces:
+            offsets += _offsets(piece, token_text, offset)
+            offset += len(piece.text)
         return {
-            "tokens": [token_text(id) for id, _, _ in tokens],
+            "tokens": [_key(token_text(id)) for id, _, _ in tokens],
             "token_logprobs": [logprob for _, logprob, _ in tokens],
-            "top_logprobs": [{token_text(other): likely for other, likely in top} for _, _, top in tokens],
+            "top_logprobs": [_by_key(top, token_text) for _, _, top in tokens],
             "text_offset": offsets,
         }
 
@@ -138,7 +142,7 @@ class Events:
         form: AnswerForm,
         head: Mapping[str, Any],
         *,
-        token_text: TokenText | None = None,
+        token_text: TokenTextOf | None = None,
         include_usage: bool = False,
         prompt_tokens: int | None = None,
     ) -> None:
@@ -214,7 +218,7 @@ def whole_body(
     usage: Usage,
     words: Mapping[str, str],
     *,
-    token_text: TokenText | None = None,
+    token_text: TokenTextOf | None = None,
 ) -> dict[str, Any]:
     """The body of an answer that is given at once."""
     logprobs = None if token_text is None else form.logprobs(pieces, token_text, 0)
@@ -241,7 +245,7 @@ def _as_event(body: Mapping[str, Any]) -> bytes:
     return b"data: " + _encode(body) + b"\n\n"
 
 
-def _tokens(pieces: Sequence[Piece]) -> list[tuple[int, float, tuple[Any, ...]]]:
+def _tokens(pieces: Sequence[Piece]) -> list[tuple[int, float, tuple[TopLogprob, ...]]]:
     """Each token with what was said of it; a target that says nothing says that it was certain."""
     found = []
     for piece in pieces:
@@ -251,5 +255,32 @@ def _tokens(pieces: Sequence[Piece]) -> list[tuple[int, float, tuple[Any, ...]]]
     return found
 
 
-def _likelihood(text: str, logprob: float) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+def _offsets(piece: Piece, token_text: TokenTextOf, offset: int) -> list[int]:
+    """Where each token of a piece begins in the text, in characters.
+
+    Tokens may have more text than their piece: a stop string, or a special token. They begin at its end at the latest.
+    """
+    if len(piece.ids) == 1:  # nearly always
+        return [offset]
+    reader, begun, found = _characters("replace"), 0, []
+    for id in piece.ids:
+        found.append(offset + min(begun, len(piece.text)))
+        begun += len(reader.decode(token_text(id).raw))
+    return found
+
+
+def _key(token: TokenText) -> str:
+    """A token as completions name it, so that no two parts of characters have one name."""
+    return token.spelled if token.is_whole else f"bytes:{token.spelled}"
+
+
+def _by_key(top: Sequence[TopLogprob], token_text: TokenTextOf) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for id, logprob in top:
+        key = _key(token_text(id))
+        found[key] = max(logprob, found.get(key, logprob))  # of two that are spelled alike, the likelier
+    return found
+
+
+def _likelihood(token: TokenText, logprob: float) -> dict[str, Any]:
+    return {"token": token.spelled, "logprob": logprob, "bytes": list(token.raw)}

@@ -18,11 +18,13 @@ from tests.support.models.text_side import text_side_folder
 from tests.support.serving.host import minilm
 from tests.support.serving.oip_servers import Servers, serving
 from tests.support.serving.writing_host import WritingHost, until
+from tidegate.generate.text.token_text import TokenText
 from tidegate.oip.body_budget import BodyLimits
 from tidegate.oip.generation.answer import Piece
 from tidegate.oip.guard import OpenGuard, PresentedCredentials
-from tidegate.openai.generated import ChatForm, Events
+from tidegate.openai.generated import ChatForm, CompletionForm, Events
 from tidegate.outcome import NothingAlive, ServeError, Unauthenticated, Unreachable
+from tidegate.token_sink import TopLogprob
 
 HELLO: Any = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
 SERVED = "cheapest; variant=paced; attempts=1; hedged=0; fallback=0; degraded=0; provisional=0"
@@ -180,6 +182,38 @@ async def test_logprobs_have_the_forms_of_both_interfaces(host: WritingHost, cli
     given = plain.choices[0].logprobs
     assert given is not None
     assert (given.tokens, given.token_logprobs, given.text_offset) == (["the", " tide"], [-0.5, -0.5], [0, 3])
+
+
+@pytest.mark.slow
+async def test_logprobs_of_parts_of_characters_have_their_bytes_and_their_place(
+    host: WritingHost, client: openai.AsyncOpenAI
+) -> None:
+    host.text = "🌊海 the"
+    ids = host.tokenizer.encode(host.text).ids
+    chat = await client.chat.completions.create(model="talker", messages=HELLO, logprobs=True, top_logprobs=5)
+    assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content is not None
+    said = chat.choices[0].logprobs.content
+    assert b"".join([bytes(one.bytes or []) for one in said]).decode() == chat.choices[0].message.content == host.text
+    assert [one.token for one in said][:4] == [r"\xf0", r"\x9f", r"\x8c", r"\x8a"]
+    assert [bytes(one.bytes or []) for one in said[0].top_logprobs[:2]] == [b"\xf0", b"\xf1"]
+
+    plain = await client.completions.create(model="talker", prompt="a", logprobs=5)
+    given = plain.choices[0].logprobs
+    assert given is not None and given.tokens is not None and given.top_logprobs is not None
+    assert given.tokens[:2] == [r"bytes:\xf0", r"bytes:\x9f"] and given.tokens[-1] == " the"
+    assert given.top_logprobs[0][r"bytes:\xf0"] == -0.5 and [len(one) for one in given.top_logprobs] == [5] * len(ids)
+    assert given.text_offset == [0, 0, 0, 0, 1, 1, 1, 2]
+
+    stream = await client.completions.create(model="talker", prompt="a", logprobs=1, stream=True)
+    offsets = [chunk.choices[0].logprobs async for chunk in stream]
+    assert [at for one in offsets if one and one.text_offset for at in one.text_offset] == given.text_offset
+
+
+def test_of_tokens_that_are_spelled_alike_the_likelier_stays_and_none_begins_behind_its_piece() -> None:
+    held = Piece("a", (1, 2, 3), (-1.0,) * 3, ((TopLogprob(1, -0.5), TopLogprob(2, -2.0)),) * 3)
+    said = CompletionForm().logprobs([held, Piece("c", (4,))], lambda id: TokenText(b"a stop"), 7)
+    assert said["top_logprobs"] == [{"a stop": -0.5}] * 3 + [{}]
+    assert said["text_offset"] == [7, 8, 8, 8]
 
 
 async def test_usage_can_come_with_every_event(servers: Servers) -> None:

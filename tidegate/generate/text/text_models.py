@@ -24,6 +24,7 @@ from tokenizers import Tokenizer, decoders
 from tidegate.generate.text.detokenizer import Detokenizer
 from tidegate.generate.text.template_renderer import TemplateRenderer
 from tidegate.generate.text.text_side import check_room
+from tidegate.generate.text.token_text import TokenText, TokenTexts
 from tidegate.generate.text.tool_calls import Dialect, dialect_of
 from tidegate.generate.vocabulary import vocabulary_digest
 from tidegate.models.generative import Generative
@@ -61,6 +62,7 @@ class TextModel:
         self._template = template
         self._renderer = renderer
         self._is_byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        self._token_texts = TokenTexts(tokenizer)
         self._fixed: dict[int, str | None] = {}  # by id, as far as they have been met
         begins = tokenizer.encode("").ids
         stops = self.generative.stop_tokens
@@ -140,10 +142,9 @@ class TextModel:
             self._fixed[id] = None if _BROKEN in text else text
             return self._fixed[id]
 
-    def token_text(self, id: int) -> str:
+    def token_text(self, id: int) -> TokenText:
         """One token by itself, special ones included."""
-        text: str = self._tokenizer.decode([id], skip_special_tokens=False)
-        return text
+        return self._token_texts.of(id)
 
     async def _check_size(self, messages: Sequence[Mapping[str, Any]], room: int) -> None:
         """Refuse messages that are too long by themselves: rendering them would hold up the others'."""
