@@ -212,7 +212,7 @@ class UnaryTarget:
             kept.pop("priority", None)
             request = replace(request, parameters=kept)
         message = message_from_request(request)
-        message.parameters["timeout"].int64_param = int(budget_s * 1e6)
+        message.parameters["timeout"].int64_param = max(1, int(budget_s * 1e6))  # 0 would be none
         if priority:
             message.parameters["priority"].int64_param = priority
         return message.SerializeToString()

@@ -6,8 +6,8 @@ deadline of the gRPC call, and the read timeout that the OpenAI SDK announces on
 is not applied here: the host applies it if the caller sent no budget.
 
 A budget that is no positive finite number is refused with its source and value, never ignored: a caller with a typo in
-its budget would otherwise wait for ever. Only a gRPC deadline may come out at zero or below: it simply ran out on the
-way here, and is refused as late further down.
+its budget would otherwise wait for ever. The parameter alone may be 0, which is Triton's word for no timeout. Only a
+gRPC deadline may come out at zero or below: it simply ran out on the way here, and is refused as late further down.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def _header_budget_s(headers: Mapping[str, str]) -> float | None:
     return least
 
 
-def _timeout_s(value: Parameter) -> float:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+def _timeout_s(value: Parameter) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise InvalidRequest(
-            f"parameter {TIMEOUT_PARAMETER!r} must be a positive whole number of microseconds, "
+            f"parameter {TIMEOUT_PARAMETER!r} must be a whole number of microseconds, 0 for no timeout, "
             f"got {quoted_value(value)}"
         )
-    return min(value, 10**15) / 1e6
+    return min(value, 10**15) / 1e6 if value else None
 
 
 def positive_number(text: str, source: str, unit: str) -> float:

@@ -20,6 +20,8 @@ def test_a_caller_that_said_nothing_has_no_budget() -> None:
     ({"tidegate-budget-ms": " 1.5e3 "}, {}, None, 1.5),
     ({"tidegate-budget-ms": ".5"}, {}, None, 0.0005),
     ({}, {"timeout": 500_000}, None, 0.5),
+    ({}, {"timeout": 0}, None, None),
+    ({"tidegate-budget-ms": "250"}, {"timeout": 0}, 0.4, 0.25),
     ({}, {}, 0.4983, 0.4983),
     ({"x-stainless-read-timeout": "0.75"}, {}, None, 0.75),
     ({"x-stainless-read-timeout": "600"}, {}, None, None),
@@ -66,7 +68,7 @@ def test_a_header_that_is_no_budget_is_refused_with_its_name_and_value(name: str
     assert repr(text) in refused.value.message
 
 
-@pytest.mark.parametrize("value", [0, -1, True, False, 1.5, float("nan"), "500", "nan"])
+@pytest.mark.parametrize("value", [-1, True, False, 0.0, 1.5, float("nan"), "500", "nan"])
 def test_a_timeout_that_is_no_whole_number_of_microseconds_is_refused(value: Parameter) -> None:
     with pytest.raises(InvalidRequest, match=r"timeout.*microseconds"):
         budget_s({}, {"timeout": value})

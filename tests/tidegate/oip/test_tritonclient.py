@@ -154,6 +154,13 @@ async def test_what_is_not_supported_says_so(
 
 
 @SEVERAL
+async def test_a_timeout_of_zero_is_none(servers: Servers, flavour: str) -> None:
+    async with client_of(flavour, servers) as client:
+        await client.infer("minilm", client.text(1), timeout=0)
+    assert servers.host.calls[-1].deadline is None
+
+
+@SEVERAL
 async def test_infer_with_everything_it_can_say(servers: Servers, flavour: str) -> None:
     async with client_of(flavour, servers) as client:
         result = await client.infer(
