@@ -191,6 +191,15 @@ async def test_infer_with_everything_it_can_say(servers: Servers, flavour: str) 
 
 
 @SEVERAL
+async def test_an_output_in_shared_memory_is_refused(servers: Servers, flavour: str) -> None:
+    async with client_of(flavour, servers) as client:
+        output = client.module.InferRequestedOutput("sentence_embedding")
+        output.set_shared_memory("region", 4 * 384)
+        with pytest.raises(InferenceServerException, match="shared memory is not supported"):
+            await client.infer("minilm", client.text(1), outputs=[output])
+
+
+@SEVERAL
 async def test_no_requested_outputs_means_all(servers: Servers, flavour: str) -> None:
     async with client_of(flavour, servers) as client:
         result = await client.infer("minilm", client.text())

@@ -25,7 +25,8 @@ from google.protobuf.message import DecodeError
 from tidegate.oip.check import quoted_input
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.grpc.message_bounds import NoMessage, check_infer_request, check_infer_response
-from tidegate.outcome import BadAnswer, InvalidRequest, NotSupported, ServeError, TooLarge
+from tidegate.oip.parameters import check_not_shared
+from tidegate.outcome import BadAnswer, InvalidRequest, ServeError, TooLarge
 from tidegate.rpc import oip_pb2
 from tidegate.types import (
     NO_PARAMETERS,
@@ -277,8 +278,7 @@ def _tensor(entry: _TensorMessage, raw: Buffer, kind: str, fault: Callable[[str]
     parameters = NO_PARAMETERS
     if entry.parameters:
         parameters = _parameters(entry.parameters)
-        if "shared_memory_region" in parameters:
-            raise NotSupported("shared memory is not supported: callers and models do not share a machine")
+        check_not_shared(parameters)
     return Tensor(entry.name, _datatype(entry, kind, fault), tuple(entry.shape), raw, parameters)
 
 
@@ -328,10 +328,15 @@ _WIDE: Final[Mapping[str, str]] = {
 
 
 def _requested(outputs: Any) -> tuple[RequestedOutput, ...]:
-    return tuple(
-        RequestedOutput(output.name, _parameters(output.parameters) if output.parameters else NO_PARAMETERS)
-        for output in outputs
-    )
+    return tuple([_requested_output(output) for output in outputs])
+
+
+def _requested_output(output: Any) -> RequestedOutput:
+    if not output.parameters:
+        return RequestedOutput(output.name)
+    parameters = _parameters(output.parameters)
+    check_not_shared(parameters)
+    return RequestedOutput(output.name, parameters)
 
 
 def _parameters(entries: Mapping[str, oip_pb2.InferParameter]) -> Parameters:

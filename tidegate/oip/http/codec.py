@@ -33,8 +33,8 @@ from tidegate.oip.check import quoted_input
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.http.json_bounds import check_json
 from tidegate.oip.http.json_data import InputJson, json_of, raw_of
-from tidegate.oip.parameters import checked
-from tidegate.outcome import InvalidRequest, NotSupported
+from tidegate.oip.parameters import check_not_shared, checked
+from tidegate.outcome import InvalidRequest
 from tidegate.types import (
     NO_PARAMETERS,
     Buffer,
@@ -116,7 +116,7 @@ def decode_request(
     Raises:
         InvalidRequest: the JSON, a tensor's data or the sizes are wrong; nothing is checked against a model yet.
         TooLarge: it holds more than `limits` allow.
-        NotSupported: a tensor lies in shared memory.
+        NotSupported: a tensor lies in shared memory, or is to be put there.
     """
     view = memoryview(body)
     text = view if header_length is None else view[:header_length]
@@ -234,8 +234,7 @@ def _binary_size(entry: InputJson) -> int | None:
     parameters = entry.parameters
     if parameters is None:
         return None
-    if "shared_memory_region" in parameters:
-        raise NotSupported("shared memory is not supported: callers and models do not share a machine")
+    check_not_shared(parameters)
     size = parameters.get(_SIZE)
     if size is None:
         return None
@@ -249,6 +248,8 @@ def _binary_size(entry: InputJson) -> int | None:
 
 
 def _requested(output: _OutputJson) -> RequestedOutput:
+    if output.parameters:
+        check_not_shared(output.parameters)
     return RequestedOutput(output.name, _without(output.parameters, _BINARY))
 
 

@@ -147,6 +147,10 @@ def test_shared_memory_is_not_supported() -> None:
     message.inputs[0].parameters["shared_memory_region"].string_param = "r"
     with pytest.raises(NotSupported):
         request_from_message(message)
+    message = raw_request(1, 1)
+    message.outputs.add(name="y").parameters["shared_memory_region"].string_param = "r"
+    with pytest.raises(NotSupported):
+        request_from_message(message)
 
 
 def test_a_bad_answer_is_its_servers_fault() -> None:

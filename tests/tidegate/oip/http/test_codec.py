@@ -225,6 +225,9 @@ def test_binary_data_must_be_all_there_and_no_more() -> None:
 def test_shared_memory_is_not_supported() -> None:
     with pytest.raises(NotSupported):
         decode(body_of(entry(parameters={"shared_memory_region": "r", "shared_memory_byte_size": 4})))
+    into = {"name": "y", "parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 4}}
+    with pytest.raises(NotSupported):
+        decode(body_of(entry([1.0]), outputs=[{"name": "z"}, into]))
 
 
 @given(st.binary(max_size=200), st.one_of(st.none(), st.integers(1, 200)))
