@@ -70,4 +70,5 @@ async def openai_table(
         held=held,
         texts=texts,
         guard=guard,
+        most_rows=local.most_rows,
     )

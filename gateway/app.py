@@ -965,6 +965,7 @@ class Gateway:
             held=self._held,
             usage=self.metrics.generative,
             texts=self.texts,
+            most_rows=self.dispatcher.most_rows,
         )
         return [*(oip or self._oip_routes()).table(), *openai, *openapi_routes()]
 

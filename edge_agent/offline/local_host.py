@@ -108,6 +108,10 @@ class LocalHost(HostAround[EdgeHost | HelpingHost]):
         self._on_gateway = on_gateway
         self._judges: dict[tuple[str, str], tuple[Manifest, ConfidenceMeasure | None]] = {}
 
+    def most_rows(self, call: Call, enough: int) -> int | None:
+        """As `EdgeHost.most_rows`: what a peer takes besides is not known."""
+        return self._own.most_rows(call, enough)
+
     async def infer(self, call: Call, credential: str = "") -> Reply:
         """The answer, or the outcome that the model's policy sets for an unsure one.
 

@@ -14,8 +14,8 @@ from edge_agent.serving.runner import Runner
 from edge_agent.serving.scheduler import EdgeScheduler
 from tidegate.fleet.offers import ModelOffer
 from tidegate.models.share_weights import ShareWeights
-from tidegate.models.work import work_of
-from tidegate.outcome import Overloaded, ServeError
+from tidegate.models.work import fits, work_of
+from tidegate.outcome import NotSupported, Overloaded, ServeError
 from tidegate.serving.generation.sequence_scheduler import SequenceScheduler
 from tidegate.serving.joint_queue import JointQueue
 from tidegate.serving.model_table import ModelTable
@@ -88,6 +88,22 @@ class EdgeHost(TargetHost[EdgeModel]):
         except ServeError:
             return None
         return model.finish_in_s(variant, work, deadline, call.priority)
+
+    def most_rows(self, call: Call, enough: int) -> int | None:
+        """How many rows, `enough` at most, a call like this one may have here; None: no variant takes even this one."""
+        request = call.request
+        model = self.models.find(request.model_name, request.model_version)
+        try:
+            variants = self._demanded(model, call.variant)
+        except NotSupported:
+            return None
+        work = work_of(model.manifest, request)
+        most = [
+            enough if one.max_batch is None else min(one.max_batch, enough)
+            for one in variants
+            if fits(work, max_batch=one.max_batch, max_tokens=one.max_tokens)
+        ]
+        return max(most, default=None)
 
     @property
     def queued(self) -> int:

@@ -19,6 +19,7 @@ from gateway.core.access.sequence_home import SequenceHomes
 from gateway.core.access.sequence_scope import scope_sequence, scoped_sequence_id
 from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.ask import NOTHING
+from gateway.core.placement.eligibility import most_rows
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.request.affinity import Affinity
@@ -99,6 +100,15 @@ class Dispatcher:
                 return self._step(call, *kept, taken_at)
         placement = self._placement_for(call)
         return RequestExecution(self, call, self.ask_builder.ask(call), taken_at=taken_at, placement=placement).run()
+
+    def most_rows(self, call: Call, enough: int) -> int | None:
+        """How many rows, `enough` at most, a call like this one may have somewhere now; None: it has no place."""
+        if call.deadline is None:
+            request = call.request
+            manifest = self._manifest_of(request.model_name, request.model_version)
+            call = call.due(call.arrived_at + manifest.default_budget_s)
+        ask = self.ask_builder.ask(call)
+        return most_rows(self.placer.fleet.offered(ask.model, ask.version), ask, clock.now(), enough=enough)
 
     def _placement_for(self, call: Call) -> Placement:
         """What another gateway sent is not sent on to a third one, and what a device asks for not to that device."""

@@ -68,6 +68,7 @@ MAX_CONCURRENT_CALLS: Final = 8  # of one body, so that it cannot fill every que
 _TIMES_AS_LONG: Final = 4  # numbers as text, as a tensor of so many bytes
 
 _PATHS: Final = ("/v1/embeddings", "/v1/models", "/v1/chat/completions", "/v1/completions")
+RowLimit = Callable[[Call, int], int | None]
 Guarded = Callable[[web.Request, ModelHost], Awaitable[web.Response]]  # is given the host, and has no other
 
 _log = structlog.get_logger(__name__)
@@ -85,6 +86,7 @@ def openai_routes(
     held: BodyMemory | None = None,
     usage: UsageObserver | None = None,
     texts: TextModels | None = None,
+    most_rows: RowLimit | None = None,
 ) -> list[web.RouteDef]:
     """OpenAI's routes over `host`, with the models' tokenizers.
 
@@ -98,6 +100,8 @@ def openai_routes(
         body_limits: how a body may come.
         held: the memory budget for large bodies, shared with other protocols.
         usage: observes the tokens and the time of each request.
+        most_rows: of a call and a number, how many rows, at most that number, such a call may have just now; None where
+            that is not known: as many as the manifest says.
     """
     guard = guard or OpenGuard(host)
     held = held or BodyMemory(body_limits.max_held_bytes)
@@ -111,6 +115,7 @@ def openai_routes(
         held=held,
         usage=usage,
         texts=texts,
+        most_rows=most_rows,
     )
     generating = (
         None
@@ -166,8 +171,10 @@ class OpenAIRoutes:
         held: BodyMemory,
         usage: UsageObserver | None,
         texts: TextModels | None,
+        most_rows: RowLimit | None,
     ) -> None:
         self._usage = usage
+        self._most_rows = most_rows
         self._texts = texts
         self._guard = guard
         self._limits = limits
@@ -223,18 +230,12 @@ class OpenAIRoutes:
             embeddings.check_dimensions(asked, manifest)
             rows = await self._rows(asked, manifest)
             used.tokens = sum(len(row.ids) for row in rows)
-            max_rows, max_work = embeddings.group_limits(manifest)
-            parts = embeddings.groups([len(row.ids) for row in rows], max_rows=max_rows, max_work=max_work)
+            made = partial(call_of, manifest=manifest, protocol=PROTOCOL, headers=headers, arrived_at=used.arrived_at)
+            parts = self._parts(manifest, rows, made)
             # One call gets whatever is the default for it; several get one version, so that they agree.
             pinned = len(parts) > 1 and demanded in ("", manifest.version)
             calls = [
-                call_of(
-                    embeddings.infer_request(manifest, [rows[index] for index in part], pinned=pinned),
-                    manifest,
-                    protocol=PROTOCOL,
-                    headers=headers,
-                    arrived_at=used.arrived_at,
-                )
+                made(embeddings.infer_request(manifest, [rows[index] for index in part], pinned=pinned))
                 for part in parts
             ]
         except ServeError as error:
@@ -244,6 +245,15 @@ class OpenAIRoutes:
         replies = await self._infer_all(calls, host)
         work_bytes = _TIMES_AS_LONG * sum(reply.response.size_bytes for reply in replies)
         return await self._aside.run(work_bytes, lambda: _answer(asked, manifest, rows, parts, calls, replies))
+
+    def _parts(self, manifest: Manifest, rows: Sequence[TokenRow], made: Callable[..., Call]) -> list[list[int]]:
+        """Indices of rows by the calls that they go into, none larger than what is there now takes."""
+        max_rows, max_work = embeddings.group_limits(manifest)
+        if self._most_rows is not None and len(rows) > 1:
+            # The pool may be away, and a small device takes less. By the longest row: the others are taken as well.
+            longest = max(rows, key=lambda row: len(row.ids))
+            max_rows = self._most_rows(made(embeddings.infer_request(manifest, [longest])), max_rows) or max_rows
+        return embeddings.groups([len(row.ids) for row in rows], max_rows=max_rows, max_work=max_work)
 
     async def models(self, _: web.Request, host: ModelHost) -> web.Response:
         found = {one.name: one for one in host.manifests() if self._is_listed(one)}

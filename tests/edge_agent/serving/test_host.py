@@ -207,6 +207,25 @@ def test_work_that_no_variant_takes_is_refused_with_the_limits_name(
     check()
 
 
+@pytest.mark.parametrize(("manifest", "shape", "demanded", "most"), [
+    (double_manifest(), (1, 2), "", 4),
+    (double_manifest(), (1, 2), "int8", 4),
+    (double_manifest(), (1, 17), "", None),
+    (double_manifest(), (1, 2), "bf16", None),
+    (two_variants(), (1, 2), "", 32),
+    (two_variants(), (1, 2), "int8", 4),
+])  # fmt: skip
+def test_how_many_rows_a_call_may_have_is_what_its_variants_take(
+    manifest: Manifest, shape: tuple[int, int], demanded: str, most: int | None
+) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with edge(manifest) as one:
+            assert one.host.most_rows(doubles(shape, variant=demanded), 32) == most
+
+    check()
+
+
 # --- refusals ------------------------------------------------------------------------------------------------------
 
 

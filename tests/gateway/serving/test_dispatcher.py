@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.core.fleet.attestation import Attestation
-from gateway.core.fleet.link_events import LinkAttested
+from gateway.core.fleet.link_events import LinkAttested, LinkDown
 from gateway.core.health.breaker import BreakerState
 from gateway.core.history.recorder import AnswerRecord
 from gateway.core.placement.ask import Ask
@@ -306,3 +306,17 @@ def test_evidence_that_ends_between_the_choice_and_the_launch_keeps_the_request_
         scene.assert_at_rest()
 
     scenario()
+
+
+@on_virtual_time
+async def test_how_many_rows_a_call_may_have_is_told_by_what_is_there() -> None:
+    small = variant("int8", max_batch=4)
+    scene = Scene({"edge_a": (target("edge_a"), small), "pool_main": (target("pool_main"), FP32)})
+    call = scene.call()
+    assert scene.dispatcher.most_rows(call, 32) == 32
+    assert scene.dispatcher.most_rows(replace(call, pin="edge", deadline=None), 32) == 4
+    scene.fleet.fold(LinkDown("pool/main", "away"), clock.now())
+    assert scene.dispatcher.most_rows(call, 32) == 4
+    scene.fleet.fold(LinkDown("edge/a", "away"), clock.now())
+    assert scene.dispatcher.most_rows(call, 32) is None
+    scene.assert_at_rest()

@@ -20,7 +20,7 @@ from tidegate.oip.content_limits import ContentLimits
 from tidegate.oip.grpc.server import OipService, server_options
 from tidegate.oip.guard import Guard
 from tidegate.oip.http.server import OipRoutes, error_middleware
-from tidegate.openai.routes import openai_routes
+from tidegate.openai.routes import RowLimit, openai_routes
 from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import ServeError
 
@@ -53,6 +53,7 @@ async def serving(
     limits: ContentLimits = limits_.DEFAULT,
     body_limits: BodyLimits = body_budget.DEFAULT,
     guard: Guard | None = None,
+    most_rows: RowLimit | None = None,
 ) -> AsyncIterator[Servers]:
     servers = Servers(host, "", "")
 
@@ -85,6 +86,7 @@ async def serving(
             held=held,
             texts=generating,
             guard=guard,
+            most_rows=most_rows,
         )
     )
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, auto_decompress=False)

@@ -93,6 +93,30 @@ async def test_both_encodings_mean_the_same(client: openai.AsyncOpenAI, encoding
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("most", "sizes"), [(None, [5]), (2, [1, 2, 2]), (9, [5])])
+async def test_no_call_has_more_texts_than_what_is_there_takes(
+    folder: Path, most: int | None, sizes: list[int]
+) -> None:
+    asked: list[tuple[list[list[int]], str, int]] = []
+
+    def most_rows(call: Call, enough: int) -> int | None:
+        asked.append((sent(call), call.pin, enough))
+        return most
+
+    async with (
+        serving(FakeHost(), folder, most_rows=most_rows) as servers,
+        openai.AsyncOpenAI(base_url=f"http://{servers.http}/v1", api_key="any") as client,
+    ):
+        many = ["hello", "word", "hello world", "world", "word"]
+        made = await client.embeddings.create(model="minilm", input=many, extra_headers={"tidegate-pin": "edge"})
+        assert asked == [([[CLS, HELLO, WORLD, SEP]], "edge", 32)], "of the longest, and of what the caller demands"
+        assert sorted(len(sent(call)) for call in servers.host.calls) == sizes
+        assert [one.embedding[0] for one in made.data] == [9, 11, 14, 10, 11]
+
+        await client.embeddings.create(model="minilm", input="hello")
+        assert len(asked) == 1, "one text is one call, whatever is there"
+
+
 async def test_many_texts_come_back_in_their_order(servers: Servers, client: openai.AsyncOpenAI) -> None:
     counts = [int(count) for count in np.random.default_rng(7).integers(1, 200, 300)]
     made = await client.embeddings.create(model="minilm", input=["word " * count for count in counts])
