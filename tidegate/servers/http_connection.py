@@ -4,16 +4,27 @@ aiohttp closes a connection that is idle for long enough, but starts that clock 
 headers that come a byte at a time keep it until then. Here a request that has begun has `header_timeout_s` to say
 what it wants. The clock starts only where a first packet does not hold the whole head, so that ordinary requests pay
 for one comparison. Bodies have clocks of their own (`tidegate/oip/http/body.py`).
+
+What is refused before any route sees it (bytes that are no HTTP, headers that are too large, an `Expect` that is not
+known) is answered as other errors are, in JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from http import HTTPStatus
+from typing import Any, Final
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
 
+from tidegate.oip.http.responses import error_body, json_response
+from tidegate.oip.status import error_headers, http_status
+from tidegate.outcome import DeadlineExceeded, InternalError, InvalidRequest, ServeError
 from tidegate.servers.connection_limits import ConnectionTable, client_key
+
+_BAD_EXPECT: Final = int(HTTPStatus.EXPECTATION_FAILED)  # every answer is compared with it, and a class is slower
+_TOO_MANY: Final = "Too many headers received"  # as aiohttp's parsers say it, without a class of its own
 
 
 class HttpConnection(web.RequestHandler):
@@ -83,9 +94,23 @@ class HttpConnection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         self._endless = False
+        if resp.status == _BAD_EXPECT:  # aiohttp's own, which no middleware sees
+            resp = _refusal(InvalidRequest("the header Expect may only be 100-continue"), resp.status)
         if self._leaving:
             resp.force_close()
         return await super().finish_response(request, resp, start_time)
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
+        answer = _refused(status, exc, message)
+        answer.force_close()
+        return answer
 
     def _stop_clock(self) -> None:
         if self._head is not None:
@@ -105,3 +130,22 @@ def mark_endless(request: web.BaseRequest) -> None:
     """The answer to `request` is a stream without an end of its own: a drain does not wait for it."""
     if isinstance(request.protocol, HttpConnection):
         request.protocol.mark_endless()
+
+
+def _refused(status: int, exc: BaseException | None, message: str | None) -> web.Response:
+    """The answer to what is no request, or to a handler that failed."""
+    if isinstance(exc, LineTooLong):
+        words = f"a header or the request line has more than {exc.args[1]} bytes"
+        return _refusal(InvalidRequest(words), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    if message == _TOO_MANY:
+        return _refusal(InvalidRequest("too many headers"), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    if status == HTTPStatus.GATEWAY_TIMEOUT:
+        return _refusal(DeadlineExceeded("the request took too long"))
+    if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return _refusal(InternalError("internal error"))
+    what, _, _ = (message or "it cannot be read").partition("\n")  # an excerpt follows, with a mark under it
+    return _refusal(InvalidRequest(f"this is no HTTP request: {what.rstrip(':')}"), status)
+
+
+def _refusal(error: ServeError, status: int | None = None) -> web.Response:
+    return json_response(error_body(error), status=status or http_status(error), headers=error_headers(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
@@ -50,6 +51,19 @@ async def exchange(address: str, sent: bytes) -> bytes:
         await writer.wait_closed()
 
 
+async def all_of(address: str, sent: bytes) -> bytes:
+    """All that comes until the server closes."""
+    host, _, port = address.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    try:
+        async with asyncio.timeout(30.0):
+            return await reader.read()
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
 @pytest.mark.parametrize("kind", NO_HTTP)
 async def test_what_is_no_http_is_refused_without_a_word_in_the_log(
     kind: str, caplog: pytest.LogCaptureFixture
@@ -67,6 +81,39 @@ async def test_a_defect_is_still_logged(caplog: pytest.LogCaptureFixture) -> Non
         assert b" 500 " in await exchange(address, b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
 
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
+
+
+HELLO = b"GET / HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(("sent", "status", "words"), [
+    (NO_HTTP["another protocol"], 400, "this is no HTTP request"),
+    (b"nonsense\r\n\r\n", 400, "this is no HTTP request: Invalid method encountered"),
+    (HELLO + b"A b: c\r\n\r\n", 400, "this is no HTTP request: Invalid header token"),
+    (HELLO + b"X: " + b"x" * 9000 + b"\r\n\r\n", 431, "a header or the request line has more than 8190 bytes"),
+    (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", 431, "a header or the request line has more than 8190 bytes"),
+    (HELLO + b"X: y\r\n" * 200 + b"\r\n", 431, "too many headers"),
+    (HELLO + b"Connection: close\r\nExpect: soup\r\n\r\n", 417, "the header Expect may only be 100-continue"),
+    (HELLO + b"Connection: close\r\n\r\n", 500, "internal error"),
+])  # fmt: skip
+async def test_what_no_route_answers_is_refused_in_the_form_of_all_errors(sent: bytes, status: int, words: str) -> None:
+    door = open_http_server([web.get("/", _breaks)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1)
+    async with door as address:
+        head, _, body = (await all_of(address, sent)).partition(b"\r\n\r\n")
+    assert int(head.split()[1]) == status
+    assert b"Content-Type: application/json\r\n" in head + b"\r\n"
+    said = json.loads(body)
+    assert said["code"] == ("internal" if status == 500 else "invalid_request")
+    assert said["error"].startswith(words) and "\n" not in said["error"]
+
+
+async def test_a_handler_that_times_out_by_itself_is_answered_as_late() -> None:
+    async def late(_: web.Request) -> web.Response:
+        raise TimeoutError
+
+    door = open_http_server([web.get("/", late)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1)
+    async with door as address, aiohttp.ClientSession() as session, session.get(address) as answer:
+        assert (answer.status, (await answer.json())["code"]) == (504, "deadline_exceeded")
 
 
 async def _inflated(request: web.Request) -> web.Response:
@@ -149,14 +196,14 @@ async def test_a_connection_that_says_nothing_is_closed_after_its_time() -> None
         assert 0.2 < await ends(reader) < 2.0
 
 
-@pytest.mark.parametrize(("size_bytes", "status"), [(8190, b" 200 "), (8300, b" 400 ")])
+@pytest.mark.parametrize(("size_bytes", "status"), [(8190, b" 200 "), (8300, b" 431 ")])
 async def test_a_header_may_be_as_long_as_the_limit(size_bytes: int, status: bytes) -> None:
     sent = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: " + b"x" * (size_bytes - 3) + b"\r\n\r\n"
     async with slow_door(ServerLimits(max_header_bytes=8190)) as address:
         assert status in await exchange(address, sent)
 
 
-@pytest.mark.parametrize(("count", "status"), [(8, b" 200 "), (20, b" 400 ")])
+@pytest.mark.parametrize(("count", "status"), [(8, b" 200 "), (20, b" 431 ")])
 async def test_there_may_be_as_many_headers_as_the_limit(count: int, status: bytes) -> None:
     headers = b"".join(b"X-%d: y\r\n" % number for number in range(count - 2))
     sent = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers + b"\r\n"
