@@ -1,4 +1,7 @@
-"""A gateway process with 1024 open files: idle connections on its other ports take nothing from inference over HTTP."""
+"""A gateway process with 1024 open files: idle connections on its other ports take nothing from inference over HTTP.
+
+With very few files it evicts what is idle before it is out of them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -21,16 +25,17 @@ from tidegate.runtime.owned_task import cancel_and_wait
 
 pytestmark = pytest.mark.slow
 FILES = 1024
+VERY_FEW = 100
 IDLE = 400  # a port: more than the share of any of them, and together more than all files
 OTHERS = ("metrics", "admin", "artifacts", "grpc", "link")
 
 
-def few_files() -> None:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
+def limit_files(files: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
 
 
 @asynccontextmanager
-async def gateway_process(folder: Path, far: Far) -> AsyncIterator[tuple[int, dict[str, str]]]:
+async def gateway_process(folder: Path, far: Far, files: int = FILES) -> AsyncIterator[tuple[int, dict[str, str]]]:
     """A gateway with every kind of port; its process id and its addresses."""
     ports = dict.fromkeys(("http_port", "grpc_port", "metrics_port", "admin_port", "link_port"), 0)
     to = target(far)
@@ -46,7 +51,7 @@ async def gateway_process(folder: Path, far: Far) -> AsyncIterator[tuple[int, di
     path.write_text(yaml.safe_dump(config))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "gateway", "--config", str(path),
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, preexec_fn=few_files,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, preexec_fn=partial(limit_files, files),
     )  # fmt: skip
     assert process.stdout is not None
     try:
@@ -112,6 +117,16 @@ async def test_idle_connections_on_every_other_port_leave_inference_over_http_it
             statuses = await asyncio.gather(*(answered(addresses["http"], 20.0) for _ in range(100)))
 
     assert statuses == [200] * 100
+
+
+async def test_with_very_few_files_idle_connections_make_room_for_a_newcomer(tmp_path: Path) -> None:
+    far = Far("pool/main")
+    async with running(far), gateway_process(tmp_path, far, VERY_FEW) as (pid, addresses):
+        with ExitStack() as held:
+            open_idle(addresses["http"], held, VERY_FEW)
+            await settled(lambda: descriptors(pid))
+            assert descriptors(pid) < VERY_FEW, "it has files left"
+            assert await answered(addresses["http"]) == 200
 
 
 async def settled(count: Callable[[], int]) -> None:

@@ -33,7 +33,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Final, Self
 
@@ -48,6 +48,7 @@ from tidegate.storage.atomic_file import write_atomically
 from tidegate.storage.disk_failure import is_disk_failure
 
 EVERY_S: Final = 1.0
+_QUIET_S: Final = 60.0
 MOST_BYTES: Final = 32 * 2**20  # of one snapshot
 _DEPARTED: Final = "departed.json"
 _LOCK: Final = "folding.lock"
@@ -144,13 +145,16 @@ class SharedMetrics:
         return sums.metrics()
 
     async def _keep_writing(self) -> None:
+        quiet_until = -inf  # a full disk, or too few files, may last: a line each second says no more
         while True:
             try:
                 if self._life is None:
                     self._join()  # its disk took nothing at the start
                 self._write(list(self.own()))
             except OSError as why:
-                log.warning("metrics are not left for others", folder=str(self._folder), error=str(why))
+                if (now := clock.now()) >= quiet_until:
+                    log.warning("metrics are not left for others", folder=str(self._folder), error=str(why))
+                    quiet_until = now + _QUIET_S
             await clock.sleep(EVERY_S)
 
     def _write(self, own: list[Metric]) -> None:

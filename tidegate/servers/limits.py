@@ -15,12 +15,16 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+import structlog
+
 _RESERVED_FILES: Final = 512  # logs, models, targets, the broker
-_LEAST_CONNECTIONS: Final = 128
+_FEW_CONNECTIONS: Final = 128  # that are kept even so, where half of the files are enough for them
 
 PortGroup = Literal["http", "grpc", "link", "operators"]
 # Sixteenths of the budget. Half is for inference over HTTP, whatever else is open; what no port takes is gRPC's.
 _SIXTEENTHS: Final[dict[PortGroup, int]] = {"http": 8, "grpc": 3, "link": 3, "operators": 2}
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +49,17 @@ class ServerLimits:
 
 
 def connection_budget() -> int:
-    """The connections of all ports together: the files that this process may open beyond what it needs itself."""
+    """The connections of all ports together: the files that this process may open beyond what it needs itself.
+
+    Where they are few, at most half of them: a process out of files accepts nothing, and so evicts nothing idle either.
+    """
+    files = _files()
+    return max(files - _RESERVED_FILES, min(_FEW_CONNECTIONS, files // 2))
+
+
+def _files() -> int:
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if files == resource.RLIM_INFINITY:
-        files = 2**20
-    return max(_LEAST_CONNECTIONS, files - _RESERVED_FILES)
+    return 2**20 if files == resource.RLIM_INFINITY else files
 
 
 def limits_by_port(limits: ServerLimits, ports: Collection[PortGroup]) -> dict[PortGroup, ServerLimits]:
@@ -58,6 +68,13 @@ def limits_by_port(limits: ServerLimits, ports: Collection[PortGroup]) -> dict[P
     Args: ports: "operators" are all ports that share one `ConnectionTable`.
     """
     total = limits.connections
+    if not limits.max_connections and _files() < _RESERVED_FILES + _FEW_CONNECTIONS:
+        log.warning(
+            "this process may open few files, and takes few connections",
+            files=_files(),
+            connections=total,
+            way_out=f"raise its limit of open files (ulimit -n, LimitNOFILE) to {2 * _RESERVED_FILES} at least",
+        )
     share = {port: total * _SIXTEENTHS[port] // 16 for port in ports}
     share["grpc"] = total - sum(most for port, most in share.items() if port != "grpc")
     return {port: replace(limits, max_connections=max(1, most)) for port, most in share.items()}

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from tests.support.loop import on_virtual_time
 from tidegate import clock
@@ -360,3 +361,18 @@ async def test_a_full_disk_at_the_start_leaves_a_process_to_itself_until_there_i
         await clock.sleep(EVERY_S)
         assert total(other.merged(list(asked.families()))) == 7
         await other.__aexit__()
+
+
+@on_virtual_time
+async def test_that_nothing_can_be_written_is_said_once_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_files(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch, capture_logs() as logged:
+        async with sharing(tmp_path, Counted(), "a"):
+            patch.setattr(sharing_file, "_put", no_files)
+            await clock.sleep(150.0)
+            patch.undo()
+    assert [one["event"] for one in logged] == ["metrics are not left for others"] * 3
