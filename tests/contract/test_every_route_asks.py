@@ -22,7 +22,12 @@ from tidegate.rpc import oip_pb2
 
 pytestmark = pytest.mark.slow
 
-OPEN_HTTP = {("GET", "/v2/health/live"), ("GET", "/v2/health/ready"), ("GET", "/openapi.json"), ("*", "/v1/{tail:.*}")}
+OPEN_HTTP = {
+    ("GET", "/v2/health/live"),
+    ("GET", "/v2/health/ready"),
+    ("GET", "/openapi.json"),
+    ("*", "/v1/{tail:(?s:.*)}"),
+}
 OPEN_GRPC = {
     f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch",
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",

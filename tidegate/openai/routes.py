@@ -133,8 +133,8 @@ def openai_routes(
     return [
         *(() if generating is None else generating.table()),
         *embedding.table(),
-        # Last: any other path under /v1 is refused in OpenAI's form, too.
-        web.route("*", "/v1/{tail:.*}", _unknown),
+        # Last: any other path under /v1, one with line breaks too, is refused in OpenAI's form.
+        web.route("*", "/v1/{tail:(?s:.*)}", _unknown),
     ]
 
 
