@@ -26,6 +26,8 @@ from gateway.core.history.trace_format import (
     RecordedTarget,
 )
 from tidegate.runtime.duration import Duration, printed_duration
+from tidegate.storage.atomic_file import replacing
+from tidegate.storage.output_file import OutputFile
 
 MEMBERS: Final = {
     RecordedHeader: "header.jsonl",
@@ -59,9 +61,7 @@ Examples:
     show_default=True,
     help="How long; an hour at most.",
 )
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help="The file to write (.tgz)."
-)
+@click.option("-o", "--output", type=OutputFile(), required=True, help="The file to write (.tgz).")
 @click.option("--most", type=click.IntRange(1), default=None, help="Stop after so many requests.")
 @click.option("--max-mb", type=click.IntRange(1), default=512, show_default=True, help="Stop at so many MB of lines.")
 @click.option(
@@ -87,7 +87,8 @@ def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str
         status.stop()
         for file in files.values():
             file.close()
-        _pack(output, folder, recording.end)
+        with replacing(output) as packed:
+            _pack(packed, folder, recording.end)
     _print_summary(output, recording)
 
 
@@ -147,8 +148,7 @@ class _RecordingFiles:
                     return
 
 
-def _pack(output: Path, folder: Path, end: RecordedEnd | None) -> None:
-    packed = folder / "packed"
+def _pack(packed: Path, folder: Path, end: RecordedEnd | None) -> None:
     with tarfile.open(packed, "w:gz") as tar:
         about = tarfile.TarInfo("README")
         about.size = len(_ABOUT.encode())
@@ -160,7 +160,6 @@ def _pack(output: Path, folder: Path, end: RecordedEnd | None) -> None:
             last = tarfile.TarInfo("end.jsonl")
             last.size = len(encoded)
             tar.addfile(last, io.BytesIO(encoded))
-    packed.replace(output)
 
 
 def _print_summary(output: Path, recording: _RecordingFiles) -> None:

@@ -37,6 +37,7 @@ from tidegate.runtime.suggestion import SuggestingGroup
 from tidegate.security.attestation.keys import line_of, make_key, read_allowed, read_key
 from tidegate.storage import audit_log
 from tidegate.storage.atomic_file import write_atomically
+from tidegate.storage.output_file import output_path
 
 MAKER = "tidegate keys signing create"
 _EXAMPLES = """
@@ -235,6 +236,6 @@ def _append(chain: Path, links: Sequence[RootLink], link: RootLink) -> None:
 
 def _write(path: Path, content: bytes) -> None:
     try:
-        write_atomically(path, content, mode=0o644)
+        write_atomically(output_path(path), content, mode=0o644)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error

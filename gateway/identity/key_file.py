@@ -22,6 +22,7 @@ from gateway.core.access.api_key import SECRET_BYTES, KeyRecord, KeyVerifier
 from tidegate.config import ConfigError
 from tidegate.storage.atomic_file import write_atomically
 from tidegate.storage.file_owner import FileOwner, kept
+from tidegate.storage.output_file import output_path
 
 FORMAT: Final = 1
 MOST_BYTES: Final = 64 * 2**20
@@ -55,6 +56,10 @@ def edit_keys(path: Path, owner: FileOwner | None = None) -> Iterator[dict[str, 
     Args:
         owner: whose file it is then; None: whose it was.
     """
+    try:
+        path = output_path(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write the keys file {path}: {error.strerror}") from error
     with _locked(path):
         records = {one.id: one for one in read_keys(path)} if path.exists() else {}
         yield records

@@ -12,12 +12,17 @@ after a power cut the file may be empty. That is for content which is written ev
 The hidden file (`.NAME.RANDOM.new`) has a name of its own, so that several processes may write one path; the last
 rename wins. It is removed when the write fails, and stays behind only when the process or the machine is killed in the
 middle of the write. Everything here blocks for the disk.
+
+Only a file or a link is replaced: renaming would put a file where a device is, and root may do that. A link is replaced
+itself; where a user named it, `output_file.py` follows it first.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -61,8 +66,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a path that does not exist yet; the file written there replaces `path` when the block ends well.
 
     Raises:
-        OSError: the old file is still there.
+        OSError: the old file is still there; the error names `path`.
     """
+    check_replaceable(path)
     temporary = _hidden_beside(path)
     try:
         yield temporary
@@ -70,10 +76,30 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[Path]:
             move_durably(temporary, path)
         else:
             os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            _name(error, path, temporary)
         raise
+
+
+def check_replaceable(path: Path) -> None:
+    """Raises OSError for what a rename must not take the place of: a folder, a device, a pipe or a socket."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+        raise OSError(errno.EINVAL, "is no regular file, and would be replaced by one", str(path))
+
+
+def _name(error: OSError, path: Path, temporary: Path) -> None:
+    """Let the error say which file it is about: a full disk names none, and nobody knows the hidden file."""
+    if error.errno is not None and error.filename in (None, str(temporary), temporary):
+        error.filename, error.filename2 = str(path), None
 
 
 def move_durably(source: Path, path: Path) -> None:

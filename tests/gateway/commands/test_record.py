@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tarfile
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -157,6 +158,27 @@ def test_what_came_until_the_stream_broke_is_kept(
 
     assert "the stream ended early (" + ("a line was cut off" if is_cut else "reset by peer") in result.output
     assert len(read(file).requests) == 1 and [one.name for one in tmp_path.iterdir()] == ["b.tgz"]
+
+
+def test_a_recording_goes_where_a_link_leads_and_into_no_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def silent(*_: object, **__: object) -> Iterator[Iterator[bytes]]:
+        yield iter(())
+
+    monkeypatch.setattr("gateway.commands.record.stream_admin", silent)
+    (tmp_path / "disk").mkdir()
+    link, pipe = tmp_path / "link.tgz", tmp_path / "pipe"
+    link.symlink_to("disk/real.tgz")
+    os.mkfifo(pipe)  # as a device is, which only root can make
+
+    CliRunner().invoke(record, ["-o", str(link)])
+    refused = CliRunner().invoke(record, ["-o", str(pipe)])
+
+    assert link.is_symlink() and tarfile.is_tarfile(tmp_path / "disk" / "real.tgz")
+    assert refused.exit_code == 2 and "no regular file" in refused.output
+    assert pipe.is_fifo() and sorted(os.listdir(tmp_path)) == ["disk", "link.tgz", "pipe"]
 
 
 def test_a_file_that_cannot_be_written_is_told_before_an_hour_of_recording(tmp_path: Path) -> None:

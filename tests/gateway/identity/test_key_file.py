@@ -238,6 +238,18 @@ def test_a_key_that_could_not_be_tried_is_refused_when_it_is_read(tmp_path: Path
         read_keys(path)
 
 
+def test_a_linked_file_of_keys_stays_linked_so_that_a_revocation_reaches_every_reader(tmp_path: Path) -> None:
+    path, link = tmp_path / "keys.json", tmp_path / "here" / "keys.json"
+    made(path, "--tenant", "acme")
+    link.parent.mkdir()
+    link.symlink_to(path)
+    (record,) = read_keys(path)
+
+    assert CliRunner().invoke(keys, ["revoke", record.id, "--file", str(link)]).exit_code == 0
+
+    assert link.is_symlink() and read_keys(path)[0].revoked_at is not None
+
+
 def test_reading_a_small_file_of_keys_takes_little_memory(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     made(path, "--tenant", "acme")

@@ -108,6 +108,28 @@ def test_a_write_that_fails_leaves_the_old_content_and_no_other_file(
     assert os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("failing", ["write", "fsync", "replace", "open"])
+def test_an_error_names_the_file_and_not_the_hidden_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    path = tmp_path / "file"
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if failing == "write":
+        monkeypatch.setattr(os, "fchmod", full)  # fails in the same place as a write, which cannot be replaced
+    elif failing == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    elif failing == "replace":
+        path.mkdir()
+    else:
+        path = tmp_path / "none" / "file"
+    with pytest.raises(OSError) as caught:
+        write_atomically(path, b"new", mode=0o600)
+    assert (caught.value.filename, caught.value.filename2) == (str(path), None)
+
+
 def test_a_missing_folder_is_made_only_on_request(tmp_path: Path) -> None:
     path = tmp_path / "one" / "two" / "file"
     with pytest.raises(FileNotFoundError):

@@ -29,6 +29,7 @@ from tidegate.runtime.duration import Duration
 from tidegate.runtime.events import emit
 from tidegate.runtime.finite_range import FiniteRange
 from tidegate.runtime.suggestion import SuggestingGroup
+from tidegate.storage.output_file import OutputFile
 from tidegate.tools.build.calibrate_cli import calibrate
 from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option, requires_extra
 from tidegate.tools.build.demo.demo_models import RECIPES, STANDARD, build_demo
@@ -144,7 +145,7 @@ def _say(json_progress: bool, line: str) -> None:
 
 @model.command()
 @click.argument("source", metavar="IN.onnx|NAME", type=click.Path(path_type=Path))
-@click.argument("target", metavar="[OUT.onnx]", required=False, type=click.Path(path_type=Path))
+@click.argument("target", metavar="[OUT.onnx]", required=False, type=OutputFile())
 @click.option("--static", is_flag=True, help="Fix the activations' scales from --calibration; best for convolutions.")
 @click.option(
     "--calibration",

@@ -14,6 +14,7 @@ import click
 from tidegate.models.manifest import Manifest, Variant
 from tidegate.models.repository import Repository, RepositoryError, save_manifest
 from tidegate.outcome import ModelNotFound
+from tidegate.storage.output_file import OutputFile
 from tidegate.tools.build.command import errors_in_one_line, record_in_trail, repository_option
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.progress import Progress, no_progress
@@ -31,9 +32,7 @@ from tidegate.tools.build.progress import Progress, no_progress
 @click.option(
     "--max-tokens", type=click.IntRange(1, 1024), default=24, show_default=True, help="Longest answer to record."
 )
-@click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), help="Write a file for `rollout --golden`, and no more."
-)
+@click.option("--out", type=OutputFile(), help="Write a file for `rollout --golden`, and no more.")
 @repository_option
 @errors_in_one_line
 def golden(

@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from tidegate.storage.atomic_file import write_atomically
+from tidegate.storage.output_file import OutputFile
 
 out_option = click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False),
+    "--out", type=OutputFile(),
     help="Write the signed order to this file and begin nothing; the operator hands it over (TidegateRollout).",
 )  # fmt: skip
 
