@@ -54,6 +54,12 @@ def test_systemd_hears_of_a_process_when_it_serves_and_that_it_lives(role: str) 
     assert "\nType=notify\n" in unit and re.search(r"^WatchdogSec=\d+$", unit, re.M) and "TimeoutStartSec=" in unit
 
 
+@pytest.mark.parametrize("role", PROFILES.values())
+def test_what_a_service_writes_is_readable_for_its_account_alone(role: str) -> None:
+    unit = (DEPLOY / "systemd" / f"tidegate-{role}.service").read_text()
+    assert re.search(r"^UMask=0077$", unit, re.M)
+
+
 @pytest.mark.parametrize("page", ["edge-device", "accelerators"])
 def test_what_the_unit_closes_and_a_key_needs_is_opened_by_the_drop_in_of_the_page(page: str) -> None:
     unit = (DEPLOY / "systemd" / "tidegate-edge.service").read_text()

@@ -13,6 +13,8 @@ What can go wrong with a disk, and what is done about it:
     full           the work that found no room fails with `DatabaseFull` and has changed nothing; other work is done
     not writable   `DatabaseUnavailable` with the reason; tried again after RETRY_S
 
+The file is its owner's alone (0600, -wal and -shm too): requests and answers lie in it.
+
 None of these ends the process: callers get an exception, and decide what they report to their own callers. A caller
 that is cancelled while it waits does not undo its work.
 
@@ -23,7 +25,9 @@ acknowledged).
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -73,6 +77,7 @@ def connect(path: Path, schema: Sequence[str], *, max_pages: int = 0) -> sqlite3
         max_pages: of 4 KiB, that the file may have; 0: no limit.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _make_private(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         connection.row_factory = sqlite3.Row
@@ -89,6 +94,21 @@ def connect(path: Path, schema: Sequence[str], *, max_pages: int = 0) -> sqlite3
         connection.close()
         raise
     return connection
+
+
+def _make_private(path: Path) -> None:
+    """Let the file be for its owner alone, whatever the umask; SQLite gives its mode to the -wal and -shm of it.
+
+    A file that is there is changed by its name: to close a descriptor of it would end the locks that other connections
+    of this process hold (POSIX).
+    """
+    if not path.exists():
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for one in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with suppress(OSError):  # not there, or of another account; what matters SQLite says when it opens it
+            found = one.stat()
+            if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
+                one.chmod(0o600)
 
 
 class Database:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
+import stat
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,6 +41,24 @@ async def together(database: Database, works: Sequence[Work[Any]]) -> list[Any]:
 
 async def rows(database: Database) -> list[int]:
     return await database.run(lambda db: [row["n"] for row in db.execute("SELECT n FROM rows ORDER BY n")])
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+async def test_no_other_account_can_read_what_is_stored(tmp_path: Path, is_old: bool) -> None:
+    path = tmp_path / "x.db"
+    before = os.umask(0o022)
+    try:
+        if is_old:  # made by a version that left it to the umask, and killed: its WAL is still there
+            old = sqlite3.connect(path)
+            old.execute("PRAGMA journal_mode=WAL")
+            old.execute("CREATE TABLE of_old (n)")
+            assert stat.S_IMODE(path.stat().st_mode) == 0o644
+        async with Database(path, SCHEMA) as database:
+            await database.run(insert(1, size=9000))
+            modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {"x.db": 0o600, "x.db-wal": 0o600, "x.db-shm": 0o600}
 
 
 @pytest.mark.parametrize(
