@@ -55,12 +55,21 @@ class PkiStore:
         return self.folder / identity.role / f"{identity.name}.key"
 
     def exists(self) -> bool:
-        return self.ca_cert.exists() or self.ca_key.exists()
+        """Whether there is a CA, or what is left of one that issued certificates.
+
+        A key alone is none: `init` was cut short before it wrote the certificate, so nothing was issued with it.
+        """
+        return self.ca_cert.exists() or (self.ca_key.exists() and bool(self.held()))
 
     def init(self, name: str, *, days: int, now: datetime, permit: Sequence[str] = ()) -> Authority:
         """Make the CA. Raises PkiError when there is one, which its certificates would not survive."""
-        if self.exists():
+        if self.ca_cert.exists():
             raise PkiError(f"{self.folder} holds a CA already: use it, or choose another --dir")
+        if self.exists():
+            raise PkiError(
+                f"{self.folder} holds a CA's key and certificates, but {self.ca_cert} is missing: copy it from a machine "
+                "that has it, or choose another --dir"
+            )
         authority = Authority.make(name, valid=timedelta(days=days), now=now, permit=permit)
         _write(authority.pair, self.ca_cert, self.ca_key)
         return authority

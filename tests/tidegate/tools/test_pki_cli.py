@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from tidegate.storage.atomic_file import write_atomically
 from tidegate.tools.pki_cli import pki
 
 
@@ -38,3 +40,29 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "pki").write_text("")
     result = run(tmp_path / "pki" / "deeper", "init")
     assert result.exit_code == 1 and f"cannot write {tmp_path / 'pki'}" in result.output
+
+
+def test_an_init_that_was_cut_short_is_done_by_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_after_the_key(path: Path, content: bytes, **options: Any) -> None:
+        if path.suffix == ".crt":
+            raise OSError(28, "No space left on device", str(path))
+        write_atomically(path, content, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tidegate.security.certificate_store.write_atomically", full_after_the_key)
+        result = run(tmp_path, "init")
+    assert result.exit_code == 1 and f"cannot write {tmp_path / 'ca.crt'}: No space left" in result.output
+    assert os.listdir(tmp_path) == ["ca.key"]
+
+    assert run(tmp_path, "init").exit_code == 0
+    assert run(tmp_path, "issue", "edge/kiosk-7").exit_code == 0, "key and certificate fit"
+
+
+def test_a_ca_whose_certificate_was_lost_is_not_made_anew_over_what_it_issued(tmp_path: Path) -> None:
+    for words in (("init",), ("issue", "edge/kiosk-7")):
+        assert run(tmp_path, *words).exit_code == 0
+    key = (tmp_path / "ca.key").read_bytes()
+    (tmp_path / "ca.crt").unlink()
+    result = run(tmp_path, "init")
+    assert result.exit_code == 1 and "copy it from a machine that has it" in result.output
+    assert (tmp_path / "ca.key").read_bytes() == key
