@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -134,12 +136,15 @@ def create(
     )
     with edit_keys(path, owner) as records:
         records[record.id] = record
-    click.echo(f"key {record.id} of tenant {tenant} is in {path}; it is shown here and never again:", err=True)
-    click.echo(json.dumps({**_row(record, now), "key": key}) if as_json else key)
-    audit_log.note(
-        audit_log.beside(path), "key-created", id=record.id, tenant=tenant, models=list(grant.models),
-        rights=list(grant.rights), expires=_date(record.expires_at),
-    )  # fmt: skip
+    try:
+        audit_log.note(
+            audit_log.beside(path), "key-created", id=record.id, tenant=tenant, models=list(grant.models),
+            rights=list(grant.rights), expires=_date(record.expires_at),
+        )  # fmt: skip
+    finally:  # it is valid, whatever became of its line
+        words = f"key {record.id} of tenant {tenant} is in {path}; it is shown here and never again:"
+        with _lost_unless_printed(f"key {record.id} was made", f"`tidegate keys revoke {record.id} --file {path}`"):
+            _print_key(words, record, key, now, as_json=as_json)
     check_readable(owner, [path])
 
 
@@ -191,11 +196,13 @@ def rotate(path: Path, id: str, overlap: float, as_json: bool) -> None:
     with edit_keys(path) as records:
         record = _valid(records, id, path, now)
         records[id], key = with_new_secret(record, secrets.token_bytes(SECRET_BYTES), utc_s=now, overlap_s=overlap)
-    click.echo(f"key {id} has a new secret; the old one is good for another {overlap:g} s:", err=True)
-    click.echo(json.dumps({**_row(records[id], now), "key": key}) if as_json else key)
-    audit_log.note(
-        audit_log.beside(path), "key-rotated", id=id, tenant=record.grant.tenant, old_good_until=_date(now + overlap)
-    )
+    until = _date(now + overlap)
+    try:
+        audit_log.note(audit_log.beside(path), "key-rotated", id=id, tenant=record.grant.tenant, old_good_until=until)
+    finally:  # it is valid, whatever became of its line
+        words = f"key {id} has a new secret; the old one is good for another {overlap:g} s:"
+        with _lost_unless_printed(f"key {id} has a new secret", f"`tidegate keys rotate {id} --file {path}`"):
+            _print_key(words, records[id], key, now, as_json=as_json)
 
 
 @keys.command()
@@ -217,6 +224,22 @@ def revoke(path: Path, id: str) -> None:
         return
     click.echo(f"key {id} is revoked", err=True)
     audit_log.note(audit_log.beside(path), "key-revoked", id=id, tenant=record.grant.tenant)
+
+
+def _print_key(words: str, record: KeyRecord, key: str, now: float, *, as_json: bool) -> None:
+    click.echo(words, err=True)
+    click.echo(json.dumps({**_row(record, now), "key": key}) if as_json else key)
+
+
+@contextmanager
+def _lost_unless_printed(done: str, way_out: str) -> Iterator[None]:
+    """Say what becomes of a secret that could not be printed: only its hash is kept."""
+    try:
+        yield
+    except OSError as error:
+        raise click.ClickException(
+            f"{done}, but could not be printed ({error.strerror}), and nothing else holds it: {way_out}"
+        ) from error
 
 
 def _known(records: dict[str, KeyRecord], id: str, path: Path) -> KeyRecord:

@@ -67,8 +67,8 @@ class PkiStore:
             raise PkiError(f"{self.folder} holds a CA already: use it, or choose another --dir")
         if self.exists():
             raise PkiError(
-                f"{self.folder} holds a CA's key and certificates, but {self.ca_cert} is missing: copy it from a machine "
-                "that has it, or choose another --dir"
+                f"{self.folder} holds a CA's key and certificates, but {self.ca_cert} is missing: "
+                "copy it from a machine that has it, or choose another --dir"
             )
         authority = Authority.make(name, valid=timedelta(days=days), now=now, permit=permit)
         _write(authority.pair, self.ca_cert, self.ca_key)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +24,7 @@ from tests.support.gateway.guarded import Keys
 from tidegate import clock
 from tidegate.caller import Grant, UsageLimits
 from tidegate.config import ConfigError
+from tidegate.storage import audit_log
 
 
 def run(path: Path, *words: str) -> Result:
@@ -248,6 +251,39 @@ def test_a_linked_file_of_keys_stays_linked_so_that_a_revocation_reaches_every_r
     assert CliRunner().invoke(keys, ["revoke", record.id, "--file", str(link)]).exit_code == 0
 
     assert link.is_symlink() and read_keys(path)[0].revoked_at is not None
+
+
+@pytest.mark.parametrize("command", ["create", "rotate"])
+def test_a_key_that_cannot_be_printed_is_noted_and_named(tmp_path: Path, command: str) -> None:
+    path = tmp_path / "keys.json"
+    id = made(path, "--tenant", "acme")[0] if command == "rotate" else ""
+    words = [id] if id else ["--tenant", "acme"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tidegate", "keys", command, *words, "--file", str(path)],
+            stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=60.0,
+        )  # fmt: skip
+    finally:
+        os.close(writer)
+
+    (record,) = read_keys(path)
+    notes = [json.loads(line) for line in audit_log.beside(path).read_text().splitlines()]
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert (notes[-1]["audit"], notes[-1]["id"]) == (f"key-{command}d", record.id)
+    way_out = f"tidegate keys {'revoke' if command == 'create' else 'rotate'} {record.id} --file {path}"
+    assert f"key {record.id}" in done.stderr and "could not be printed (Broken pipe)" in done.stderr
+    assert way_out in done.stderr
+
+
+def test_a_key_whose_line_cannot_be_written_is_printed_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    audit_log.beside(path).mkdir()
+    done = run(path, "create", "--tenant", "acme")
+    (record,) = read_keys(path)
+    assert done.exit_code == 1 and "could not be noted" in done.output
+    assert f"_{record.id}_" in done.stdout
 
 
 def test_reading_a_small_file_of_keys_takes_little_memory(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ async def together(database: Database, works: Sequence[Work[Any]]) -> list[Any]:
     return await asyncio.gather(*waiting, return_exceptions=True)
 
 
+def modes_in(folder: Path) -> dict[str, int]:
+    return {one.name: stat.S_IMODE(one.stat().st_mode) for one in folder.iterdir()}
+
+
 async def rows(database: Database) -> list[int]:
     return await database.run(lambda db: [row["n"] for row in db.execute("SELECT n FROM rows ORDER BY n")])
 
@@ -55,7 +59,7 @@ async def test_no_other_account_can_read_what_is_stored(tmp_path: Path, is_old: 
             assert stat.S_IMODE(path.stat().st_mode) == 0o644
         async with Database(path, SCHEMA) as database:
             await database.run(insert(1, size=9000))
-            modes = {one.name: stat.S_IMODE(one.stat().st_mode) for one in tmp_path.iterdir()}
+            modes = modes_in(tmp_path)
     finally:
         os.umask(before)
     assert modes == {"x.db": 0o600, "x.db-wal": 0o600, "x.db-shm": 0o600}
