@@ -8,8 +8,8 @@ all.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,9 +91,9 @@ def add_model(request: AddRequest, root: Path, *, force: bool = False) -> AddedM
     if place.exists() and not force:
         raise BuildError(f"{place} exists; give another --version, or --force to replace it")
     trusted = TrustedDigests(root)
-    if request.trust:
-        _trust(request, trusted)
     with ExitStack() as stack:
+        if request.trust:
+            stack.enter_context(_trust(request, trusted))
         return _added(request, root, _parts(request, trusted, stack), trusted)
 
 
@@ -128,11 +128,26 @@ def engine_of(path: Path, wished: EngineName | None = None) -> EngineName:
     return engine
 
 
-def _trust(request: AddRequest, trusted: TrustedDigests) -> None:
-    """Put the artefacts that can run code on the trust list."""
-    for where, path, engine in _given(request):
-        if engine in CODE_ENGINES:
-            trusted.add({sha256_of(path): f"{request.name}:{request.version} for the {where}, by model add --trust"})
+@contextmanager
+def _trust(request: AddRequest, trusted: TrustedDigests) -> Iterator[None]:
+    """Put the artefacts that can run code on the trust list, and take back what is new there if the block fails.
+
+    A model that is added has a line in the audit log; one that is refused has none, so nothing may stay trusted for it.
+    """
+    model = f"{request.name}:{request.version}"
+    programs = {
+        sha256_of(path): f"{model} for the {where}, by model add --trust"
+        for where, path, engine in _given(request)
+        if engine in CODE_ENGINES
+    }
+    new = set(programs) - set(trusted.entries())
+    trusted.add(programs)
+    try:
+        yield
+    except BaseException:
+        for digest in new:
+            trusted.remove(digest)
+        raise
 
 
 def _parts(request: AddRequest, trusted: TrustedDigests, stack: ExitStack) -> tuple[_PlacedArtefact, ...]:

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from tidegate.models.manifest import Axis, Bounds
 from tidegate.models.repository import Repository
+from tidegate.models.trusted_digests import TrustedDigests
 from tidegate.tools.build.cli import model
 
 pytestmark = pytest.mark.slow
@@ -176,6 +177,18 @@ def test_what_cannot_be_added_is_named_and_nothing_appears(
     assert result.exit_code == 1
     assert message in result.output
     assert Repository(tmp_path).manifests() == ()
+
+
+def test_a_program_that_was_not_added_is_not_trusted_unless_it_was_before(files: Path, tmp_path: Path) -> None:
+    trusted = TrustedDigests(tmp_path)
+    wrong = ("--edge", files / "dense.onnx", "--pool", files / "text.pt2", "--trust", "--repository", tmp_path)
+    assert "the artefacts disagree" in run("add", "m", *wrong).output
+    assert trusted.entries() == {}
+
+    assert run("trust", files / "text.pt2", "--repository", tmp_path).exit_code == 0
+    before = trusted.entries()
+    assert "the artefacts disagree" in run("add", "m", *wrong).output
+    assert trusted.entries() == before != {}
 
 
 @pytest.mark.parametrize("name", ["broken.onnx", "broken.pt2"])
