@@ -4,7 +4,7 @@ Commands are entry points of the group `tidegate.commands`, so this file imports
 with one extra stays small. Only the command that is asked for is imported; the one-line help of the others is read
 from their source without running it. A command whose libraries are not installed says which extra brings them.
 
-An error that a user can cause (a bad configuration, a model that does not exist) is printed as one message, never as a
+An error that a user can cause (a bad configuration, a model that does not exist, a full disk) is printed as one message, never as a
 traceback; everything else is a defect of ours and keeps its traceback.
 """
 
@@ -27,6 +27,7 @@ from tidegate.runtime.compiled import is_compiled
 from tidegate.runtime.lifeline import die_with_parent
 from tidegate.runtime.settled_imports import import_structlog, settled_imports
 from tidegate.runtime.suggestion import SuggestingGroup
+from tidegate.storage.os_error_line import is_to_mend, one_line
 
 GROUP: Final = "tidegate.commands"
 # The extra that installs the imports of a command; one that is not listed needs none to be imported, or one package.
@@ -79,6 +80,10 @@ class Commands(SuggestingGroup):
             return super().invoke(ctx)
         except (ConfigError, RepositoryError, ServeError) as error:
             raise click.ClickException(str(error)) from error
+        except OSError as error:
+            if not is_to_mend(error):
+                raise
+            raise click.ClickException(one_line(error)) from error
         except ModuleNotFoundError as error:
             raise _missing(ctx.invoked_subcommand or "", error) from error
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -94,12 +95,17 @@ def _read(path: Path | None) -> dict[str, Any]:
         words = f"byte {error.start} (0x{error.object[error.start]:02x}) is no UTF-8: save the file in that encoding"
         raise ConfigError(f"the configuration {path}: {words}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
-        raise ConfigError(f"the configuration {path} is not valid YAML: {error}") from error
+        raise ConfigError(f"the configuration {path} is not valid YAML: {_shown(error)}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"the configuration {path} must be a mapping of keys, not a {type(loaded).__name__}")
     return {str(key): value for key, value in loaded.items()}
+
+
+def _shown(error: Exception) -> str:
+    """What the parser says, with the line that it points at, but without an address's user and password."""
+    return re.sub(r"(?<=://)\S*@", "…@", str(error))
 
 
 def _explain(model: type[ProcessConfig], path: Path | None, error: ValidationError) -> str:
@@ -139,4 +145,18 @@ def explain(model: type[BaseModel], one: dict[str, Any]) -> str:
     prefix = str(model.model_config.get("env_prefix") or "")
     env = prefix.upper() + key.upper().replace(".", "__")
     hint = f" (from the environment variable {env})" if env in os.environ else ""
-    return f"key {key!r} = {one.get('input')!r}{hint}: {one['msg']}"
+    return f"key {key!r} = {without_credentials(one.get('input'))!r}{hint}: {one['msg']}"
+
+
+def without_credentials(value: Any) -> Any:
+    """The value without the user and the password of the addresses in it."""
+    if isinstance(value, Mapping):
+        return {key: without_credentials(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(without_credentials(one) for one in value)
+    if not isinstance(value, str):
+        return value
+    before, _, host = value.rpartition("@")
+    scheme = re.match(r"[\w+.-]*://", before)
+    start = scheme.end() if scheme else 0
+    return f"{before[:start]}…@{host}" if ":" in before[start:] else value

@@ -218,6 +218,7 @@ async def test_a_slow_reader_of_a_flood_keeps_the_newest_of_each_topic(broker: B
 )
 def test_a_brokers_address_is_read(url: str, expected: BrokerUrl) -> None:
     assert BrokerUrl.parse(url) == expected
+    assert "p@ss" not in repr(BrokerUrl.parse(url))
     assert str(expected) == f"mqtt://{expected.host}:{expected.port}"
 
 

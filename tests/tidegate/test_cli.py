@@ -111,9 +111,30 @@ def test_an_error_that_a_user_can_mend_is_one_message(monkeypatch: pytest.Monkey
     assert (answer.exit_code, answer.output) == (1, f"Error: {error}\n")
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(28, "No space left on device", "/x/model.onnx"), "/x/model.onnx: No space left on device"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (PermissionError(13, "Permission denied", b"/x"), "/x: Permission denied"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, error: OSError, words: str) -> None:
+    offer(monkeypatch, failing(error))
+    answer = run("kettle")
+    assert (answer.exit_code, answer.output) == (1, f"Error: {words}\n")
+
+
+def test_a_pipe_whose_reader_has_ended_ends_a_command_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer(monkeypatch, failing(BrokenPipeError(32, "Broken pipe")))
+    answer = run("kettle")
+    assert (answer.exit_code, answer.output) == (1, "")
+
+
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    offer(monkeypatch, failing(ZeroDivisionError("ours")))
-    assert isinstance(run("kettle").exception, ZeroDivisionError)
+    for error in (ZeroDivisionError("ours"), TimeoutError("which has no number")):
+        offer(monkeypatch, failing(error))
+        assert run("kettle").exception is error
 
 
 def test_an_example_says_every_key_with_its_meaning_and_changes_nothing() -> None:
@@ -185,6 +206,21 @@ def test_up_with_a_mistyped_option_leaves_nothing_behind(
     told = run("up", *words)
     assert told.exit_code != 0 and words[1].partition("=")[0] in told.output
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mqt://u:s3cret@broker",
+        "mqtt://u:s3@s3cret@broker:99999",
+        "mqtt://u:s3cret@[broker",
+        "mqtt://u:s3cret@127.0.0.1:1",
+        "mqtt://u:s3cret\u2100@broker",  # of which urllib's error shows all but the scheme
+    ],
+)
+def test_no_password_of_the_broker_is_shown_by_up(url: str, tmp_path: Path) -> None:
+    told = run("up", "--broker", url, "--data-dir", str(tmp_path), "--ports-from", "24000")
+    assert told.exit_code == 1 and "--broker" in told.output and "s3cret" not in told.output
 
 
 def groups(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Group]]:

@@ -90,3 +90,20 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, wri
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load(Example, tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http_port: 'mqtt://u:s3cret@h:1'", "'mqtt://…@h:1'"),
+        ("http_port: 'mqtt://u:s3cret@s3cret@h:1'", "'mqtt://…@h:1'"),
+        ("http_port: ['u:s3cret@h']", "['…@h']"),
+        ("http_port: {url: 'redis://:s3cret@h'}", "{'url': 'redis://…@h'}"),
+        ("http_port: 'name@h:1'", "'name@h:1'"),
+        ("name: mqtt://u:s3cret@h: 1", "mqtt://…@h"),  # no YAML
+    ],
+)
+def test_no_error_shows_an_addresss_password(tmp_path: Path, text: str, shown: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(Example, write(tmp_path, text))
+    assert shown in str(caught.value) and "s3cret" not in str(caught.value)

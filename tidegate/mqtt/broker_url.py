@@ -5,7 +5,7 @@ Texts about an address never contain its password: a URL comes from a configurat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, cast
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -20,14 +20,18 @@ class BrokerUrl:
     host: str
     port: int
     username: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     version: Literal["auto"] | Version
     secure: bool = False
 
     @classmethod
     def parse(cls, url: str) -> BrokerUrl:
         """Raises ValueError, which names what is wrong with the URL without its password."""
-        parts, public = urlsplit(url), url.rpartition("@")[2]
+        public = url.rpartition("@")[2]
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # its words may hold all that stands before the path
+            raise ValueError(f"{public!r} is not a broker's address; it reads like mqtt://host:1883") from None
         if parts.scheme not in _PORTS or not parts.hostname:
             raise ValueError(f"{public!r} is not a broker's address; it reads like mqtt://host:1883 or mqtts://host")
         version = parse_qs(parts.query).get("protocol", ["auto"])[0]

@@ -14,9 +14,11 @@ from typing import Final
 
 import click
 
+from tidegate.config import without_credentials
 from tidegate.models.repository import RepositoryError
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.runtime.owned_task import cancel_and_wait
+from tidegate.storage.os_error_line import is_to_mend, one_line
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.up import messages
 from tidegate.tools.up.children import ChildFailed
@@ -186,8 +188,10 @@ def up(
         code = asyncio.run(_up(options, screen, restart=not no_restart, as_json=as_json))
     except (PlanError, PortsTaken, DirectoryInUse, ChildFailed, RepositoryError) as error:
         raise click.ClickException(str(error)) from error
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise click.ClickException(f"--data-dir {data_dir}: {error.filename}: {error.strerror}") from error
+    except OSError as error:
+        if not is_to_mend(error):
+            raise
+        raise click.ClickException(f"--data-dir {data_dir}: {one_line(error)}") from error
     sys.exit(code)
 
 
@@ -282,7 +286,7 @@ async def _check_broker(url: str | None) -> None:
         async with asyncio.timeout(BROKER_ANSWERS_WITHIN_S):
             _, writer = await asyncio.open_connection(broker.host, broker.port)
     except ValueError as error:
-        raise PlanError(f"--broker {url}: {error}") from error
+        raise PlanError(f"--broker {without_credentials(url)}: {error}") from error
     except (OSError, TimeoutError) as error:
-        raise PlanError(f"--broker {url}: nobody answers there ({error or 'timed out'})") from error
+        raise PlanError(f"--broker {broker}: nobody answers there ({error or 'timed out'})") from error
     writer.close()

@@ -1,0 +1,22 @@
+"""What the operating system refuses a command is one line for its user: the file and the reason, not a traceback.
+
+A full disk, missing rights and a wrong path are the user's to mend. An error without a number is none of the system's
+(a `TimeoutError` of our own), so it stays a defect; and a pipe whose reader has ended is no error of a command: click
+ends quietly there.
+"""
+
+from __future__ import annotations
+
+import errno
+
+
+def is_to_mend(error: OSError) -> bool:
+    """Whether the user of a command can do something about it."""
+    return bool(error.errno) and bool(error.strerror) and error.errno != errno.EPIPE
+
+
+def one_line(error: OSError) -> str:
+    """`FILE: reason`, or the reason alone where the system names no file."""
+    name = error.filename
+    named = name.decode(errors="replace") if isinstance(name, bytes) else name
+    return f"{named}: {error.strerror}" if named is not None else str(error.strerror)
