@@ -31,7 +31,12 @@ _REFUSED: Final = (401, 403)
 _OTHER_NAME: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL
 
 admin_option = click.option(
-    "--admin", default=DEFAULT_ADMIN, show_default=True, envvar="TIDEGATE_ADMIN", help="The gateway's admin port."
+    "--admin",
+    default=DEFAULT_ADMIN,
+    show_default=True,
+    envvar="TIDEGATE_ADMIN",
+    show_envvar=True,
+    help="Address of the gateway's admin port.",
 )
 
 
@@ -79,6 +84,38 @@ class _StayHere(HTTPRedirectHandler):
         return None
 
 
+class AdminAnswer:
+    """An answer that is being read, whole or line by line; each of both raises AdminError where it breaks off."""
+
+    def __init__(self, address: str, response: Any) -> None:
+        self.headers: Mapping[str, str] = response.headers
+        self._address = address
+        self._response = response
+
+    def read(self) -> bytes:
+        with self._received():
+            whole: bytes = self._response.read()
+            return whole
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            with self._received():
+                line: bytes = self._response.readline()
+            if not line:
+                return
+            yield line
+
+    @contextlib.contextmanager
+    def _received(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError, HTTPException) as error:
+            raise AdminError(f"the answer of the gateway at {self._address} broke off: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"<AdminAnswer of {self._address}>"
+
+
 class Admin:
     """One gateway's admin port."""
 
@@ -96,15 +133,14 @@ class Admin:
     @contextlib.contextmanager
     def answer(
         self, path: str, *, method: str = "GET", body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> Iterator[Any]:
-        """The same, as a stream. Raises AdminError, also if the answer breaks off within the block."""
+    ) -> Iterator[AdminAnswer]:
+        """The same, as a stream. Raises AdminError; an error of the block's own is not the gateway's, and stays."""
         key = os.environ.get(KEY_VARIABLE) or (None if method in ("GET", "HEAD") else self._operator_token())
         shown = {"Authorization": f"Bearer {key}"} if key else {}
         typed = {} if body is None else {"Content-Type": "application/octet-stream"}
         try:
             request = Request(self.address + path, body, {**typed, **shown, **(headers or {})}, method=method)
-            with build_opener(_StayHere).open(request, timeout=self._within_s) as response:
-                yield response
+            response = build_opener(_StayHere).open(request, timeout=self._within_s)
         except HTTPError as error:
             with error:  # closes its connection
                 words = self._words(error)
@@ -116,6 +152,8 @@ class Admin:
             raise AdminError(
                 f"no gateway answers at {self.address}: {reason}; --admin says where one is (its `admin_port`)"
             ) from error
+        with response:
+            yield AdminAnswer(self.address, response)
 
     def read(self, path: str) -> Any:
         return self._decoded(self.ask(path)[0])

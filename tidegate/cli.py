@@ -4,8 +4,8 @@ Commands are entry points of the group `tidegate.commands`, so this file imports
 with one extra stays small. Only the command that is asked for is imported; the one-line help of the others is read
 from their source without running it. A command whose libraries are not installed says which extra brings them.
 
-An error that a user can cause (a bad configuration, a model that does not exist, a full disk) is printed as one message, never as a
-traceback; everything else is a defect of ours and keeps its traceback.
+An error that a user can cause (a bad configuration, a model that does not exist, a full disk) is printed as one
+message, never as a traceback; everything else is a defect of ours and keeps its traceback.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
-from tidegate.admin_client import WITHIN_S, Admin
+from tidegate.admin_client import WITHIN_S, Admin, AdminAnswer
 
 
 def read_admin(admin: str, path: str) -> Any:
@@ -15,7 +15,7 @@ def read_admin(admin: str, path: str) -> Any:
 
 
 @contextmanager
-def stream_admin(admin: str, path: str, *, silent_s: float = WITHIN_S) -> Iterator[IO[bytes]]:
+def stream_admin(admin: str, path: str, *, silent_s: float = WITHIN_S) -> Iterator[AdminAnswer]:
     """Open the stream at `path`, to be read line by line.
 
     Args:

@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from gateway.commands.admin_reader import read_admin
 from gateway.commands.waterfall_view import print_waterfall
+from tidegate.admin_client import admin_option
 from tidegate.runtime.duration import printed_duration
 from tidegate.runtime.plain_text import plain
 
@@ -42,9 +43,7 @@ Examples:
 @click.option("--target", default="", help="Only requests that were sent to this target: edge/NAME or pool/NAME.")
 @click.option("--tenant", default="", help="Only requests of this tenant.")
 @click.option("--json", "as_json", is_flag=True, help="The gateway's own JSON, with every number.")
-@click.option(
-    "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
-)
+@admin_option
 def explain(
     request_id: str | None,
     last: int,

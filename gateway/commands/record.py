@@ -25,6 +25,7 @@ from gateway.core.history.trace_format import (
     RecordedRequest,
     RecordedTarget,
 )
+from tidegate.admin_client import AdminError, admin_option
 from tidegate.runtime.duration import Duration, printed_duration
 from tidegate.storage.atomic_file import replacing
 from tidegate.storage.output_file import OutputFile
@@ -64,9 +65,7 @@ Examples:
 @click.option("-o", "--output", type=OutputFile(), required=True, help="The file to write (.tgz).")
 @click.option("--most", type=click.IntRange(1), default=None, help="Stop after so many requests.")
 @click.option("--max-mb", type=click.IntRange(1), default=512, show_default=True, help="Stop at so many MB of lines.")
-@click.option(
-    "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
-)
+@admin_option
 def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str) -> None:
     """Record the requests of a running gateway and the state of its links, without bodies and ids.
 
@@ -96,13 +95,12 @@ def record(for_s: float, output: Path, most: int | None, max_mb: int, admin: str
 def _folder_beside(output: Path) -> Iterator[Path]:
     """A folder for what comes, on the file system that is to take it: what cannot be written is told at once."""
     try:
-        folder = tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent)
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as folder:
+            yield Path(folder)
     except OSError as error:
         raise click.ClickException(
             f"-o {output}: nothing can be written to {output.parent}: {error.strerror}"
         ) from error
-    with folder:
-        yield Path(folder.name)
 
 
 class _RecordingFiles:
@@ -119,15 +117,10 @@ class _RecordingFiles:
         self._most_bytes = most_bytes
 
     def take(self, lines: Iterable[bytes]) -> None:
-        try:
-            self._take(lines)
-        except (OSError, HTTPException) as error:
-            self.cut = str(error) or type(error).__name__
-
-    def _take(self, lines: Iterable[bytes]) -> None:
+        """Write lines until they end. Raises OSError: the disk takes no more."""
         decode = msgspec.json.Decoder(AnyRecordedLine).decode
         taken = 0
-        for raw in lines:
+        for raw in self._until_cut(lines):
             if not raw.endswith(b"\n"):
                 self.cut = "a line was cut off"
                 return
@@ -146,6 +139,13 @@ class _RecordingFiles:
                 if self.requests >= self._most:
                     self.enough = f"stopped after {self._most} requests (--most)"
                     return
+
+    def _until_cut(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield what comes. What fails in writing it is no end of the stream, so it is not caught here."""
+        try:
+            yield from lines
+        except (OSError, HTTPException, AdminError) as error:
+            self.cut = str(error) or type(error).__name__
 
 
 def _pack(packed: Path, folder: Path, end: RecordedEnd | None) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from gateway.commands.admin_reader import read_admin
+from tidegate.admin_client import admin_option
 from tidegate.runtime.duration import printed_duration
 from tidegate.runtime.plain_text import plain
 
@@ -46,9 +47,7 @@ Examples:
 @click.command(epilog=_EXAMPLES)
 @click.option("--json", "as_json", is_flag=True, help="The gateway's own JSON.")
 @click.option("--all", "whole", is_flag=True, help="Every target of a large fleet, and all their names.")
-@click.option(
-    "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
-)
+@admin_option
 def status(as_json: bool, whole: bool, admin: str) -> None:
     """Show what a running gateway can use: targets with state and load, models with the targets that offer them."""
     state = read_admin(admin, "/v1/state")

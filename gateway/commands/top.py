@@ -17,6 +17,7 @@ from rich.live import Live
 
 from gateway.commands.admin_reader import stream_admin
 from gateway.commands.top_view import SORTS, render_screen, sick_links
+from tidegate.admin_client import admin_option
 
 _SILENT_S: Final = 15.0
 _WORDS: Final = [word for word, _ in SORTS.values()]
@@ -33,9 +34,7 @@ Examples:
 @click.option("--sort", type=click.Choice(_WORDS), default="health", show_default=True, help="What comes first.")
 @click.option("--once", is_flag=True, help="Print one screen and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print a snapshot as JSON, with its `sick` links, and exit.")
-@click.option(
-    "--admin", default="http://127.0.0.1:8003", show_default=True, help="Address of the gateway's admin port."
-)
+@admin_option
 def top(sort: str, once: bool, as_json: bool, admin: str) -> None:
     """Watch a running gateway: sick links, targets, late classes of requests, and where requests go and why.
 

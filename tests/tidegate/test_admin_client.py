@@ -46,3 +46,27 @@ async def test_a_certificate_of_an_unknown_authority_is_told_with_the_variable_t
     words = await _asked(FleetPki(tmp_path / "pki"), tmp_path, "127.0.0.1", monkeypatch, other.store.ca_cert)
     assert "is not trusted" in words
     assert "SSL_CERT_FILE names the CA's certificate" in words
+
+
+async def test_an_answer_that_breaks_off_is_the_gateways_error_and_a_full_disk_is_not() -> None:
+    async def half(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\none\n")
+        writer.close()
+
+    def whole(admin: Admin) -> None:
+        with admin.answer("/") as answer:
+            answer.read()
+
+    def stored(admin: Admin) -> None:
+        with admin.answer("/") as answer:
+            assert next(iter(answer)) == b"one\n"
+            raise OSError(28, "No space left on device")
+
+    server = await asyncio.start_server(half, "127.0.0.1", 0)
+    async with server:
+        admin = Admin(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(AdminError, match="broke off"):
+            await asyncio.to_thread(whole, admin)
+        with pytest.raises(OSError, match="No space left"):
+            await asyncio.to_thread(stored, admin)

@@ -223,6 +223,18 @@ def test_no_password_of_the_broker_is_shown_by_up(url: str, tmp_path: Path) -> N
     assert told.exit_code == 1 and "--broker" in told.output and "s3cret" not in told.output
 
 
+@pytest.mark.parametrize(
+    "words", [("status",), ("explain",), ("top", "--once"), ("record", "-o", "x"), ("log-level",), ("model", "index")]
+)
+def test_one_variable_names_the_gateway_for_every_command(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIDEGATE_ADMIN", "http://127.0.0.1:1")
+    assert "no gateway answers at http://127.0.0.1:1:" in run(*words).output
+    assert "TIDEGATE_ADMIN" in run(*words, "--help").output
+
+
 def groups(command: click.Command, *path: str) -> Iterator[tuple[tuple[str, ...], click.Group]]:
     if isinstance(command, click.Group):
         yield path, command

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import tarfile
 from collections.abc import Iterator
@@ -158,6 +159,25 @@ def test_what_came_until_the_stream_broke_is_kept(
 
     assert "the stream ended early (" + ("a line was cut off" if is_cut else "reset by peer") in result.output
     assert len(read(file).requests) == 1 and [one.name for one in tmp_path.iterdir()] == ["b.tgz"]
+
+
+def test_a_full_disk_is_not_the_end_of_the_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = RecordedHeader(FORMAT, VERSION, "0.2.0", "gateway", "tidegate", 0.0, 600.0)
+
+    class Full(io.BytesIO):
+        def write(self, _: Any) -> int:
+            raise OSError(28, "No space left on device")
+
+    @contextmanager
+    def streaming(*_: object, **__: object) -> Iterator[Iterator[bytes]]:
+        yield iter([msgspec.json.encode(header) + b"\n"])
+
+    monkeypatch.setattr("gateway.commands.record.stream_admin", streaming)
+    monkeypatch.setattr("gateway.commands.record.open", lambda *_: Full(), raising=False)
+    result = CliRunner().invoke(record, ["-o", str(tmp_path / "a.tgz")])
+    assert result.exit_code == 1 and f"-o {tmp_path / 'a.tgz'}" in result.output
+    assert "No space left on device" in result.output and "stream ended early" not in result.output
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_recording_goes_where_a_link_leads_and_into_no_device(
