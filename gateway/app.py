@@ -128,6 +128,7 @@ from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.guard import DrainingGuard, OpenGuard
 from tidegate.oip.http.server import OipRoutes, error_middleware
+from tidegate.oip.repository.model_control import FixedControl
 from tidegate.openai.routes import openai_routes
 from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import ModelNotFound
@@ -888,7 +889,7 @@ class Gateway:
             *(self.ingest_service.routes() if self.ingest_service is not None and config.mqtt else ()),
             *trial_routes(self.trials),
             *agreement_routes(self.shadowing),
-            *(model_routes(self.host, self._control) if self._control is not None else ()),
+            *model_routes(self.host, self._control or FixedControl(self.host)),
             *(overview.routes() if overview is not None else ()),
         ]
         if self._worker is not None and self._part is not None:

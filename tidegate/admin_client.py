@@ -184,6 +184,7 @@ class Admin:
         text = error.read(_MAX_WORDS).decode(errors="replace").strip()
         with contextlib.suppress(ValueError, KeyError, TypeError):
             text = str(json.loads(text)["error"])
+        text = text.removeprefix(f"{error.code}: ")  # as the server words what it has no route for
         # A gateway without `auth` says where its token is; any other wants a key, whatever it says.
         if error.code in _REFUSED and "operator's token" not in text:
             text = f"put a key with the right `admin` into {KEY_VARIABLE}"

@@ -94,6 +94,19 @@ async def test_operators_change_it_over_the_admin_port(tmp_path: Path) -> None:
             assert [one["reason"] for one in await index.json()] == ["unloaded"]
 
 
+async def test_without_model_control_the_admin_port_lists_models_and_names_the_key(tmp_path: Path) -> None:
+    async with gateway_for(configured(tmp_path)) as (gateway, session):
+        admin = gateway.addresses["admin"] + "/v2/repository"
+        async with session.get(f"{admin}/index") as index:
+            assert [one["name"] for one in await index.json()] == ["echo"]
+        async with session.post(f"{admin}/models/echo/load", headers=shown(gateway)) as done:
+            assert done.status == 200, "it is served already"
+        async with session.post(f"{admin}/models/echo/unload", headers=shown(gateway)) as refused:
+            assert refused.status >= 400 and "key 'model_control' is none" in (await refused.json())["error"]
+        async with session.post(f"{admin}/models/nosuch/load", headers=shown(gateway)) as refused:
+            assert refused.status == 404 and "nosuch" in (await refused.json())["error"]
+
+
 async def test_a_followed_repository_brings_models_and_takes_them_away(tmp_path: Path) -> None:
     config = configured(tmp_path, model_control="poll", repository_poll_s=0.05)
     async with gateway_for(config) as (gateway, _):

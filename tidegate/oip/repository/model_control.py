@@ -87,15 +87,21 @@ class FixedModels:
         return self._missing()
 
     async def admit(self, presented: PresentedCredentials) -> ModelControl:
-        return _Fixed(await self._guard.admit(presented))
+        return FixedControl(await self._guard.admit(presented))
 
     def __repr__(self) -> str:
         return f"<FixedModels behind {self._guard!r}>"
 
 
-class _Fixed:
+class FixedControl:
+    """The control of a process that serves what it was started with, for callers that have the right to it."""
+
     def __init__(self, host: ModelHost) -> None:
         self._host = host
+
+    async def statuses(self) -> Statuses:
+        """No version has more to say than whether it is served."""
+        return {}
 
     async def load(self, name: str) -> None:
         self._host.manifest(name)
@@ -103,3 +109,6 @@ class _Fixed:
     async def unload(self, name: str) -> None:
         self._host.manifest(name)
         raise NotSupported(_FIXED)
+
+    def __repr__(self) -> str:
+        return f"<FixedControl of {self._host!r}>"
