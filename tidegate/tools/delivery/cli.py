@@ -331,7 +331,7 @@ def _say_default(gateway: Admin, model: str) -> None:
             click.echo(f"requests that name no version get {words_of_default(one)}", err=True)
 
 
-_NAME = "NAME: a model (its newest rollout), or a rollout's id, also of settings."
+_NAME = "NAME: a model, or a group that settings were changed of (the newest rollout), or a rollout's id."
 pause = _steering(
     "pause",
     f"Begin no further wave. {_NAME}",
@@ -467,6 +467,10 @@ def _chosen(
     found = {**grouped, **named} if globs or groups else alive
     chosen = [one for one in found.values() if not one.has_committed(model, plan)]
     if not found:
+        if takers and groups:
+            groups_of_all = {group for one in takers if one.reported for group in one.reported.groups}
+            known = ", ".join(sorted(groups_of_all)) or "none"
+            raise click.ClickException(f"no device is in the group {', '.join(map(repr, groups))}; there are: {known}")
         raise click.ClickException("no device that takes rollouts (key `rollout` of its configuration) was found")
     return chosen, len(found) - len(chosen)
 

@@ -7,7 +7,6 @@ They talk to a gateway's admin port. A change is a rollout: it belongs to the ga
 from __future__ import annotations
 
 import json
-import re
 from math import floor
 from pathlib import Path
 from typing import Any, Final
@@ -35,13 +34,22 @@ from tidegate.tools.delivery.configuration_order import (
     make_configuration_order,
 )
 from tidegate.tools.delivery.configuration_rows import configuration_row, configuration_table, rest_in_words
-from tidegate.tools.delivery.follow import console, follow, say_nothing_to_do, shipping
+from tidegate.tools.delivery.follow import (
+    console,
+    follow,
+    say_nothing_to_do,
+    settings_rollouts,
+    settings_slug,
+    shipping,
+)
 from tidegate.tools.delivery.order import ListedDevice, OrderError, OrderSigning
 from tidegate.tools.delivery.order_file import out_option, write_order
+from tidegate.tools.delivery.screen import rollouts_table
 from tidegate.tools.delivery.shares import WaveSharesParam
 
 MAX_FILE_BYTES: Final = 64 * 1024
 _LEFT_OUT_NAMED: Final = 5
+_MOST_ROLLOUTS: Final = 20
 _APPLIES: Final = {
     "now": "at once",
     "worker": "with another worker beside the present one",
@@ -148,7 +156,10 @@ Examples:
 @admin_option
 @_json
 def configuration(group: str, whole: bool, admin: str, as_json: bool) -> None:
-    """Show desired and reported settings of devices: what is pending, what has drifted, what was refused and why."""
+    """Show desired and reported settings of devices: what is pending, what has drifted, what was refused and why.
+
+    The newest rollouts of settings come first, with the ids that pause, resume, abort and rollback take.
+    """
     gateway = Admin(admin)
     every = msgspec.convert(shipping(gateway)["devices"], list[ListedDevice], strict=False)
     groups = {name for one in every if one.reported is not None for name in one.reported.groups}
@@ -157,10 +168,14 @@ def configuration(group: str, whole: bool, admin: str, as_json: bool) -> None:
         raise click.ClickException(f"no device is in the group {group!r}; there are: {known}")
     found = [one for one in every if group not in groups or (one.reported and group in one.reported.groups)]
     rows = [configuration_row(one) for one in found]
+    every_rollout = gateway.read("/v1/rollouts")["rollouts"]
+    rollouts = settings_rollouts(every_rollout, None if group == EVERY else group)[-_MOST_ROLLOUTS:]
     if as_json:
-        click.echo(json.dumps({"devices": rows}))
+        click.echo(json.dumps({"devices": rows, "rollouts": rollouts}))
         return
     screen = console()
+    if rollouts:  # their ids are what `tidegate fleet pause` and the others take
+        screen.print(rollouts_table(rollouts))
     screen.print(configuration_table(rows, whole=whole))
     if words := rest_in_words(rows, whole=whole):
         screen.print(plain(words), highlight=False)
@@ -189,8 +204,7 @@ def _order(group: str, configuration: DesiredConfiguration, chosen: ChosenDevice
     terms = ConfigurationTerms(
         configuration, issued_s, issued_s + max(1, round(given["expires"])), given["replace_unsigned"]
     )
-    slug = re.sub(r"[^a-z0-9]+", "-", f"configuration-{group}".lower()).strip("-")[:40]
-    spec = {"id": f"{slug}-{int(clock.utc_s() * 1e3):x}", **_staging(len(chosen.ask), given)}
+    spec = {"id": f"{settings_slug(group)}-{int(clock.utc_s() * 1e3):x}", **_staging(len(chosen.ask), given)}
     try:
         return make_configuration_order(spec, chosen.ask, terms, signing)
     except OrderError as error:

@@ -7,7 +7,9 @@ rollout.
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Iterable
 from typing import Any, Final
 
 import click
@@ -82,13 +84,33 @@ def shipping(gateway: Admin) -> dict[str, Any]:
 
 
 def newest(gateway: Admin, name: str) -> str:
-    """The id of the rollout that is meant by a model's name or by its own."""
+    """The id of the rollout that is meant by its own name, a model's, or that of a group whose settings it changes."""
     shipping(gateway)
     every = gateway.read("/v1/rollouts")["rollouts"]
-    found = [one["id"] for one in every if name in (one["id"], one["model"])]
+    found = [one["id"] for one in every if name in (one["id"], one["model"])] or [
+        one["id"] for one in settings_rollouts(every, name)
+    ]
     if not found:
-        raise click.ClickException(f"there is no rollout of {name!r}; `tidegate model status` lists them")
+        raise click.ClickException(
+            f"there is no rollout of {name!r}; `tidegate model status` lists those of models, "
+            "`tidegate fleet configuration` those of settings"
+        )
     return str(found[-1])
+
+
+def settings_slug(group: str) -> str:
+    """What the ids of a group's rollouts of settings begin with; a number comes behind it."""
+    return re.sub(r"[^a-z0-9]+", "-", f"configuration-{group}".lower()).strip("-")[:40]
+
+
+def settings_rollouts(every: Iterable[dict[str, Any]], group: str | None = None) -> list[dict[str, Any]]:
+    """The rollouts of settings, oldest first; of a group, those that were begun for it by name."""
+    return [
+        one
+        for one in every
+        if one.get("kind") == "configuration"
+        and (group is None or one["id"].rpartition("-")[0] == settings_slug(group))
+    ]
 
 
 def console() -> Console:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 from click.testing import CliRunner
@@ -20,6 +21,7 @@ from tidegate.models.repository import Repository
 from tidegate.rollout.plan import MAX_CHUNK_BYTES
 from tidegate.tools.build.cli import model
 from tidegate.tools.delivery import follow
+from tidegate.tools.delivery.configure import configuration
 from tidegate.tools.delivery.files import LEAST_CHUNK_BYTES, MOST_CHUNKS, chunk_for
 from tidegate.tools.delivery.order import ListedDevice
 from tidegate.tools.delivery.plan import plan_of, version_files
@@ -151,6 +153,39 @@ def test_a_version_that_all_devices_have_is_nothing_to_do_and_no_failure(
     report["devices"] = []
     nobody = CliRunner().invoke(model, command)
     assert nobody.exit_code == 1 and "no device that takes rollouts" in nobody.output
+
+
+def settings_rollout(group: str, number: int) -> dict[str, Any]:
+    return {**rollout(), "id": f"configuration-{group}-{number:x}", "kind": "configuration", "model": "configuration"}
+
+
+def test_rollouts_of_settings_are_listed_and_found_by_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = [rollout(), *(settings_rollout(group, number) for number, group in enumerate(("all", "kiosks", "all"), 16))]
+    devices = json.loads(msgspec.json.encode([ListedDevice("k1", "fresh", 1)]))
+    answers = {"/v1/rollouts": {"rollouts": every}, "/v1/devices": {"urls": [], "devices": devices}}
+    monkeypatch.setattr(Admin, "read", lambda _, path: answers[path])
+    gateway = Admin("http://127.0.0.1:1")
+
+    assert follow.newest(gateway, "all") == "configuration-all-12"
+    assert follow.newest(gateway, "kiosks") == "configuration-kiosks-11"
+    with pytest.raises(click.ClickException, match="`tidegate fleet configuration` those of settings"):
+        follow.newest(gateway, "kiosk")
+    listed = CliRunner().invoke(configuration, [])
+    assert all(one["id"] in listed.output for one in every[1:]) and "digits-2-a" not in listed.output
+    as_json = json.loads(CliRunner().invoke(configuration, ["--json"]).output)
+    assert [one["id"] for one in as_json["rollouts"]] == [one["id"] for one in every[1:]]
+
+
+def test_a_group_without_a_device_is_told_with_those_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository(tiny_repository(tmp_path / "models"))
+    device = ListedDevice("k1", "fresh", 1, reported=Reported("k1", 1, 1, 0, groups=("kiosks",)))
+    report = {"urls": [], "devices": json.loads(msgspec.json.encode([device]))}
+    monkeypatch.setattr(Admin, "read", lambda *_: report)
+    words = ["--key", str(tmp_path / "k.key"), "--repository", str(repository.root), "--group", "zzz"]
+    done = CliRunner().invoke(model, ["rollout", "double", *words])
+    assert done.exit_code == 1 and "no device is in the group 'zzz'; there are: kiosks" in done.output
 
 
 @pytest.mark.parametrize("words", [["abort", "digits"], ["rollback", "digits"]])
