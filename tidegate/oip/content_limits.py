@@ -21,6 +21,12 @@ from tidegate.oip.check import quoted_input
 from tidegate.outcome import InvalidRequest, TooLarge
 from tidegate.types import Datatype, Parameters, Tensor
 
+# Of the JSON of a request for text. A token has some four characters, and each may come as an escape of six bytes.
+BYTES_PER_PROMPT_TOKEN: Final = 64
+MIN_PROMPT_BYTES: Final = 2**21
+# Beside token ids: four thousand messages, half of them calls of tools, have 20,000 values, and 128 tools as many.
+MAX_CHAT_VALUES: Final = 2**16
+
 
 @dataclass(frozen=True, slots=True)
 class ContentLimits:
@@ -46,6 +52,15 @@ class ContentLimits:
     max_json_depth: int = 32
     max_prompt_tokens: int = 2**17
     max_output_tokens: int = 2**16
+
+    @property
+    def max_prompt_bytes(self) -> int:
+        """The largest body of a request for text: it has no tensors, and need not be as large as one with them."""
+        return max(MIN_PROMPT_BYTES, BYTES_PER_PROMPT_TOKEN * self.max_prompt_tokens)
+
+    def max_prompt_values(self, *, ids: bool) -> int:
+        """The most values in it. Args: ids: whether its prompt may be token ids, each of which is a value."""
+        return min(self.max_json_elements, MAX_CHAT_VALUES + (self.max_prompt_tokens if ids else 0))
 
     def check_count(self, count: int, what: str) -> None:
         """Raises InvalidRequest for more tensors or requested outputs than the limit."""

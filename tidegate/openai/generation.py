@@ -15,6 +15,7 @@ two bytes, so of a stream it bounds the first token and each further one (`tideg
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from secrets import token_hex
 from typing import Any, Final, NamedTuple
 
@@ -36,8 +37,9 @@ from tidegate.oip.host import ModelHost
 from tidegate.oip.http.body import read_body
 from tidegate.oip.http.event_stream import EventStream, resumed_comments
 from tidegate.oip.http.guard import credentials_over_http
-from tidegate.oip.http.json_bounds import check_json
+from tidegate.oip.http.json_bounds import check_prompt_json
 from tidegate.oip.http.responses import RefusalObserver, json_response
+from tidegate.oip.offload import CodecThreads
 from tidegate.oip.request_constraints import DEFER_KEY, VERSION_KEY, defer_of, version_of
 from tidegate.oip.unknown_headers import WARNING_KEY, warn_of_unknown
 from tidegate.openai import chat, completions
@@ -64,6 +66,7 @@ class GenerationRoutes:
     Args:
         on_refused: called with (protocol, model name, error) for each request refused here, before the host saw it.
         held: the memory budget for large bodies, shared with other protocols.
+        aside: the threads for large bodies, shared with the other routes of the protocol.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class GenerationRoutes:
         limits: ContentLimits,
         body_limits: BodyLimits,
         held: BodyMemory,
+        aside: CodecThreads,
         on_refused: RefusalObserver | None = None,
     ) -> None:
         self._guard = guard
@@ -83,6 +87,7 @@ class GenerationRoutes:
         self._limits = limits
         self._body_limits = body_limits
         self._held = held
+        self._aside = aside
         self._on_refused = on_refused
 
     def __repr__(self) -> str:
@@ -95,10 +100,10 @@ class GenerationRoutes:
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, chat.parse, self._chat_prompt, _CHAT)
+        return await self._answer(request, _chat, self._chat_prompt, _CHAT)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, completions.parse, self._completion_prompt, _COMPLETION)
+        return await self._answer(request, _completion, self._completion_prompt, _COMPLETION)
 
     async def _answer(
         self, request: web.Request, parse: _Parse, prompt_of: _PromptOf, form: AnswerForm
@@ -189,9 +194,9 @@ class GenerationRoutes:
         try:
             host = await self._guard.admit(credentials_over_http(request, PROTOCOL))
             with self._held.share() as share:
-                body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
-                check_json(body, self._limits)
-                asked = parse(body)
+                most_bytes = min(self._max_body_bytes, self._limits.max_prompt_bytes)
+                body = await read_body(request, most_bytes, limits=self._body_limits, share=share)
+                asked = await self._aside.run(len(body), partial(parse, body, self._limits))
                 name = asked.options.model
                 headers = kept_headers(request.headers.items())
                 if defer_of(headers, {}):
@@ -269,8 +274,18 @@ class _Asked(NamedTuple):
     without_effect: str  # fields that the model's template does not take, "" for none
 
 
-_Parse = Callable[[bytes], Any]
+_Parse = Callable[[bytes, ContentLimits], Any]
 _PromptOf = Callable[[Any, TextModel], Awaitable[tuple[int, ...]]]
+
+
+def _chat(body: bytes, limits: ContentLimits) -> ChatRequest:
+    check_prompt_json(body, limits)
+    return chat.parse(body)
+
+
+def _completion(body: bytes, limits: ContentLimits) -> CompletionRequest:
+    check_prompt_json(body, limits, ids=True)
+    return completions.parse(body)
 
 
 def _called(asked: ChatRequest | CompletionRequest, text: TextModel | None) -> CalledTools | None:

@@ -105,6 +105,7 @@ def openai_routes(
     """
     guard = guard or OpenGuard(host)
     held = held or BodyMemory(body_limits.max_held_bytes)
+    aside = CodecThreads()
     embedding = OpenAIRoutes(
         guard,
         tokenizers,
@@ -113,6 +114,7 @@ def openai_routes(
         limits=limits,
         body_limits=body_limits,
         held=held,
+        aside=aside,
         usage=usage,
         texts=texts,
         most_rows=most_rows,
@@ -127,6 +129,7 @@ def openai_routes(
             limits=limits,
             body_limits=body_limits,
             held=held,
+            aside=aside,
             on_refused=on_refused,
         )
     )
@@ -169,6 +172,7 @@ class OpenAIRoutes:
         limits: ContentLimits,
         body_limits: BodyLimits,
         held: BodyMemory,
+        aside: CodecThreads,
         usage: UsageObserver | None,
         texts: TextModels | None,
         most_rows: RowLimit | None,
@@ -183,7 +187,7 @@ class OpenAIRoutes:
         self._tokenizers = tokenizers
         self._max_body_bytes = max_body_bytes
         self._on_refused = on_refused
-        self._aside = CodecThreads()
+        self._aside = aside
 
     def __repr__(self) -> str:
         return f"<OpenAIRoutes {self._guard!r} {self._tokenizers!r}>"

@@ -54,6 +54,7 @@ async def serving(
     body_limits: BodyLimits = body_budget.DEFAULT,
     guard: Guard | None = None,
     most_rows: RowLimit | None = None,
+    max_body_bytes: int = MAX_BYTES,
 ) -> AsyncIterator[Servers]:
     servers = Servers(host, "", "")
 
@@ -66,7 +67,7 @@ async def serving(
     held = BodyMemory(body_limits.max_held_bytes)
     oip = OipRoutes(
         host,
-        max_body_bytes=MAX_BYTES,
+        max_body_bytes=max_body_bytes,
         on_refused=refused,
         limits=limits,
         body_limits=body_limits,
@@ -79,7 +80,7 @@ async def serving(
         openai_routes(
             host,
             texts,
-            max_body_bytes=4 * MAX_BYTES,
+            max_body_bytes=4 * max_body_bytes,
             on_refused=refused,
             limits=limits,
             body_limits=body_limits,

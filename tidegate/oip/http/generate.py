@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -33,8 +34,9 @@ from tidegate.oip.guard import Guard
 from tidegate.oip.http.body import read_body
 from tidegate.oip.http.event_stream import EventStream, resumed_comments
 from tidegate.oip.http.guard import credentials_over_http
-from tidegate.oip.http.json_bounds import check_json
+from tidegate.oip.http.json_bounds import check_prompt_json
 from tidegate.oip.http.responses import RefusalObserver, error_body, json_response
+from tidegate.oip.offload import CodecThreads
 from tidegate.oip.parameters import checked
 from tidegate.oip.reply import CUT_KEY, RESUMED_KEY, reply_parameters
 from tidegate.oip.unknown_headers import warn_of_unknown
@@ -57,6 +59,7 @@ class GenerateRoutes:
         texts: None: token ids only.
         on_refused: called with (protocol, model name, error) for each request refused here, before the host saw it.
         held: the memory budget for large bodies, shared with other protocols.
+        aside: the threads for large bodies, shared with the other routes of the protocol.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class GenerateRoutes:
         limits: ContentLimits,
         body_limits: BodyLimits,
         held: BodyMemory,
+        aside: CodecThreads,
         on_refused: RefusalObserver | None,
     ) -> None:
         self._guard = guard
@@ -76,6 +80,7 @@ class GenerateRoutes:
         self._limits = limits
         self._body_limits = body_limits
         self._held = held
+        self._aside = aside
         self._on_refused = on_refused
 
     def __repr__(self) -> str:
@@ -115,9 +120,9 @@ class GenerateRoutes:
             manifest = host.manifest(name, version)
             generative_of(manifest)
             with self._held.share() as share:
-                body = await read_body(request, self._max_body_bytes, limits=self._body_limits, share=share)
-                check_json(body, self._limits)
-                asked, stop = _request_of(body, name, version)
+                most_bytes = min(self._max_body_bytes, self._limits.max_prompt_bytes)
+                body = await read_body(request, most_bytes, limits=self._body_limits, share=share)
+                asked, stop = await self._aside.run(len(body), partial(_request_of, body, self._limits, name, version))
                 self._limits.check_parameters(asked.parameters)
                 headers = kept_headers(request.headers.items())
                 call = call_of(asked, manifest, protocol=PROTOCOL, headers=headers, arrived_at=arrived_at)
@@ -156,8 +161,9 @@ async def _break_off(events: EventStream, error: Exception) -> None:
         pass
 
 
-def _request_of(body: bytes, model: str, version: str) -> tuple[InferRequest, tuple[str, ...]]:
-    """The request in a body, and its stop strings. Raises InvalidRequest."""
+def _request_of(body: bytes, limits: ContentLimits, model: str, version: str) -> tuple[InferRequest, tuple[str, ...]]:
+    """The request in a body, and its stop strings. Raises InvalidRequest, TooLarge."""
+    check_prompt_json(body, limits, ids=True)
     try:
         said = msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

@@ -26,6 +26,20 @@ _STEP[list(b"]}")] = -1
 
 def check_json(json: Buffer, limits: ContentLimits) -> None:
     """Raises TooLarge for JSON of too many bytes or values, InvalidRequest where it is nested too deeply."""
+    _check(json, limits, limits.max_json_elements, "values (max_json_elements): send tensors as binary data")
+
+
+def check_prompt_json(json: Buffer, limits: ContentLimits, *, ids: bool = False) -> int:
+    """As `check_json`, for a request for text, which has fewer values. Returns how many it has at most.
+
+    Args:
+        ids: whether its prompt may be token ids.
+    """
+    most = limits.max_prompt_values(ids=ids)
+    return _check(json, limits, most, "values, which is the most of a request for text")
+
+
+def _check(json: Buffer, limits: ContentLimits, max_values: int, words: str) -> int:
     if len(json) > limits.max_json_bytes:
         raise TooLarge(
             f"{len(json)} bytes of JSON; at most {limits.max_json_bytes} may come (max_json_bytes): "
@@ -34,11 +48,10 @@ def check_json(json: Buffer, limits: ContentLimits) -> None:
     text = bytes(json)
     if text.count(b"[") + text.count(b"{") > limits.max_json_depth:
         _check_depth(text, limits.max_json_depth)
-    if text.count(b",") >= limits.max_json_elements and _outside_strings(text).count(b",") >= limits.max_json_elements:
-        raise TooLarge(
-            f"the JSON holds more than {limits.max_json_elements} values (max_json_elements): "
-            "send tensors as binary data"
-        )
+    commas = text.count(b",")
+    if commas >= max_values and (commas := _outside_strings(text).count(b",")) >= max_values:
+        raise TooLarge(f"the JSON holds more than {max_values} {words}")
+    return commas + 1
 
 
 def _check_depth(text: bytes, max_depth: int) -> None:

@@ -147,6 +147,7 @@ class OipRoutes:
             limits=limits,
             body_limits=body_limits,
             held=self._held,
+            aside=self._aside,
             on_refused=on_refused,
         )
 
