@@ -31,6 +31,7 @@ from tidegate.models.generative import MAX_CONTEXT
 from tidegate.models.manifest import Manifest
 from tidegate.oip import body_budget
 from tidegate.oip.body_budget import BodyLimits, BodyMemory, BodyReservation
+from tidegate.oip.budget import budget_s
 from tidegate.oip.call import call_of, kept_headers
 from tidegate.oip.check import quoted_input
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
@@ -58,7 +59,7 @@ from tidegate.openai.embeddings import EmbeddingsRequest, TokenRow
 from tidegate.openai.errors import Handler, error_json, in_openais_form
 from tidegate.openai.generation import GenerationRoutes
 from tidegate.openai.tokens import Tokenizers
-from tidegate.outcome import BadAnswer, NotSupported, ServeError
+from tidegate.outcome import BadAnswer, DeadlineExceeded, NotSupported, ServeError
 from tidegate.trace_context import PARENT_KEY
 from tidegate.types import Call, Reply
 
@@ -232,7 +233,7 @@ class OpenAIRoutes:
             manifest = _manifest(host, name, demanded)
             used.model = manifest.name
             embeddings.check_dimensions(asked, manifest)
-            rows = await self._rows(asked, manifest)
+            rows = await self._rows_in_time(asked, manifest, headers, used.arrived_at)
             used.tokens = sum(len(row.ids) for row in rows)
             made = partial(call_of, manifest=manifest, protocol=PROTOCOL, headers=headers, arrived_at=used.arrived_at)
             parts = self._parts(manifest, rows, made)
@@ -293,6 +294,18 @@ class OpenAIRoutes:
         if asked.texts:
             return await self._tokenizers.rows(manifest, asked.texts)
         return embeddings.token_rows(asked.tokens, text.max_tokens)
+
+    async def _rows_in_time(
+        self, asked: EmbeddingsRequest, manifest: Manifest, headers: Mapping[str, str], arrived_at: float
+    ) -> list[TokenRow]:
+        budget = budget_s(headers, {})
+        if budget is None:
+            return await self._rows(asked, manifest)
+        try:
+            async with asyncio.timeout(arrived_at + budget - clock.now()):
+                return await self._rows(asked, manifest)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the budget ran out while the texts were made into tokens") from error
 
     async def _infer_all(self, calls: Sequence[Call], host: ModelHost) -> list[Reply]:
         """Every call's reply, in order and of one version; the first failure cancels the rest and is raised."""

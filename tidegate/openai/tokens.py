@@ -1,8 +1,10 @@
 """Turns texts into token ids with each model's own tokenizer, without holding the event loop.
 
 The tokenizer is a Rust library that lets go of Python's lock while it works on a batch. A short text takes some tens of
-microseconds, less than a thread's round trip, and is done in place; more goes to a thread. Tokenizers are read from the
-model's folder once, at the start where `load` is called then, so that no request pays for it.
+microseconds, less than a thread's round trip, and is done in place; more goes to a thread, some of it at a time: a
+thread cannot be stopped, so a caller that leaves, or whose time is up, would keep it for a body's worth of work, and
+those behind it would wait for all of that. Tokenizers are read from the model's folder once, at the start where `load`
+is called then, so that no request pays for it.
 
 Texts are cut to the model's length as `tidegate/generate/text/truncated_encoding.py` says.
 """
@@ -10,7 +12,8 @@ Texts are cut to the model's length as `tidegate/generate/text/truncated_encodin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +26,10 @@ from tidegate.openai.embeddings import TokenRow, text_of
 from tidegate.runtime.process import StartError
 
 INLINE_CHARACTERS: Final = 2048
+# Of one job in a thread: a tenth of a second of most texts, and long beside the thread's round trip.
+JOB_CHARACTERS: Final = 2**16
+JOB_TEXTS: Final = 64
+_AS_BYTES: Final = LARGE_BYTES // INLINE_CHARACTERS  # of a body that takes as long: no part of a long one is inline
 
 
 class Tokenizers:
@@ -50,8 +57,13 @@ class Tokenizers:
     async def rows(self, manifest: Manifest, texts: Sequence[str]) -> list[TokenRow]:
         """Each text as a row of tokens, cut to the model's length."""
         tokenizer = await self._tokenizer(manifest)
-        work_bytes = sum(map(len, texts)) * (LARGE_BYTES // INLINE_CHARACTERS)
-        return await self._aside.run(work_bytes, lambda: _rows(tokenizer, texts))
+        characters = sum(map(len, texts))
+        if characters <= INLINE_CHARACTERS:
+            return _rows(tokenizer, texts)
+        rows: list[TokenRow] = []
+        for job in jobs_of(texts):
+            rows += await self._aside.run(characters * _AS_BYTES, partial(_rows, tokenizer, job))
+        return rows
 
     async def _tokenizer(self, manifest: Manifest) -> Any:
         text = text_of(manifest)
@@ -62,6 +74,17 @@ class Tokenizers:
                     path = self._repository.folder(manifest) / text.tokenizer
                     self._loaded[key] = await asyncio.to_thread(_load, path, text)
         return self._loaded[key]
+
+
+def jobs_of(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The texts, in order and as many at a time as one job may have; one that has more by itself is a job."""
+    begin = characters = 0
+    for index, text in enumerate(texts):
+        if index > begin and (index - begin == JOB_TEXTS or characters + len(text) > JOB_CHARACTERS):
+            yield texts[begin:index]
+            begin, characters = index, 0
+        characters += len(text)
+    yield texts[begin:]
 
 
 def _load(path: Path, text: Text) -> Any:
