@@ -17,11 +17,12 @@ from msgspec import Meta
 
 from tidegate.openai.generation_fields import GenerationFields, GenerationOptions, options_of, refuse_unserved
 from tidegate.openai.passed_fields import TemplateVariable, check_tools, check_variables, passed_fields
-from tidegate.openai.wrong_parameter import WrongParameter, decoded
+from tidegate.openai.wrong_parameter import WrongParameter, decoded, decoded_field
 from tidegate.text_prompt import TextPrompt
 
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
+MAX_TOOLS_BYTES: Final = 2**20  # all together
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 
 
@@ -46,7 +47,7 @@ class ChatBody(GenerationFields, frozen=True, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tools: msgspec.Raw = msgspec.Raw()  # decoded once they are known to be short enough
     tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     # these three go to servers that take text and into templates that have them
@@ -89,7 +90,8 @@ def parse(body: bytes) -> ChatRequest:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise WrongParameter("top_logprobs", "top_logprobs is for logprobs: true")
     check_variables(asked.chat_template_kwargs)
-    check_tools(asked.tools or ())
+    given = decoded_field("tools", asked.tools, _decode_tools, max_bytes=MAX_TOOLS_BYTES) if asked.tools else None
+    check_tools(given or ())
     if not asked.messages:
         raise WrongParameter("messages", "messages must not be an empty list")
     options = options_of(
@@ -98,7 +100,7 @@ def parse(body: bytes) -> ChatRequest:
         logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
     )
     messages = [_message(index, one) for index, one in enumerate(asked.messages)]
-    tools = [] if asked.tool_choice == "none" else asked.tools or []
+    tools = [] if asked.tool_choice == "none" else given or []
     words = passed_fields(
         body,
         response_format=asked.response_format,
@@ -112,6 +114,7 @@ def parse(body: bytes) -> ChatRequest:
 
 
 _decode = msgspec.json.Decoder(ChatBody).decode
+_decode_tools = msgspec.json.Decoder(Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None).decode
 
 
 def _message(index: int, given: ChatMessage) -> dict[str, Any]:

@@ -16,16 +16,19 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from tidegate.generate.json_schema import MAX_BYTES as MAX_SCHEMA_BYTES
 from tidegate.generate.json_schema import BadSchema, check_schema_text
 from tidegate.generate.request import MAX_LOGPROBS, MAX_STOP_TOKENS, GenerateRequest, Sampling
 from tidegate.models.generative import Generative
 from tidegate.oip.content_limits import ContentLimits
 from tidegate.oip.generation.bounds import output_tokens
-from tidegate.openai.wrong_parameter import WrongParameter
+from tidegate.openai.wrong_parameter import WrongParameter, decoded_field
 from tidegate.outcome import InvalidRequest
 
 MAX_STOP_STRINGS: Final = 4  # OpenAI's own limit
 MAX_STOP_CHARACTERS: Final = 1024
+# As it comes, with blanks and escapes, of which the schema's own limit knows nothing.
+MAX_RAW_SCHEMA_BYTES: Final = 8 * MAX_SCHEMA_BYTES
 DEFAULT_TEMPERATURE: Final = 1.0  # OpenAI's
 
 _Token = Annotated[int, Meta(ge=0, le=2**31 - 1)]
@@ -37,7 +40,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class ResponseSchema(msgspec.Struct, frozen=True):
-    schema: dict[str, Any]
+    schema: msgspec.Raw  # decoded once it is known to be short enough
     name: str = ""
     description: str | None = None
     strict: bool | None = None
@@ -167,6 +170,9 @@ def _stop_strings(given: str | list[str] | None) -> tuple[str, ...]:
     return strings
 
 
+_decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+
+
 def _schema(wanted: ResponseFormat | None) -> str:
     if wanted is None or wanted.type == "text":
         return ""
@@ -174,7 +180,8 @@ def _schema(wanted: ResponseFormat | None) -> str:
         return '{"type":"object"}'
     if wanted.json_schema is None:
         raise WrongParameter("response_format", "response_format of type json_schema needs json_schema.schema")
-    text = json.dumps(wanted.json_schema.schema, separators=(",", ":"), ensure_ascii=False)
+    schema = decoded_field("response_format", wanted.json_schema.schema, _decode_object, max_bytes=MAX_RAW_SCHEMA_BYTES)
+    text = json.dumps(schema, separators=(",", ":"), ensure_ascii=False)
     try:
         check_schema_text(text)
     except BadSchema as error:

@@ -55,7 +55,8 @@ _RESERVED: Final = _PARAMETERS | _FOUND_BY_TEMPLATES
 MOST_VARIABLES: Final = 16
 MOST_VARIABLES_BYTES: Final = 16 * 1024  # as JSON, all together
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_Fields = msgspec.defstruct("_Fields", [(name, msgspec.Raw, msgspec.Raw()) for name in sorted(_PASSED)])
+_decode = msgspec.json.Decoder(_Fields).decode  # fields that nobody knows are passed by, however many they are
 
 TemplateVariable = str | Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | float | bool | None
 
@@ -73,8 +74,8 @@ def passed_fields(
         schema: the text that was checked of a `response_format` with a schema.
         variables: of `chat_template_kwargs`, checked.
     """
-    kept = {name: msgspec.Raw(bytes(raw)) for name, raw in _decode(body).items() if name in _PASSED}
-    fields = {name: raw for name, raw in kept.items() if bytes(raw) != b"null"}
+    given = msgspec.structs.asdict(_decode(body))
+    fields = {name: msgspec.Raw(bytes(raw)) for name, raw in given.items() if bytes(raw) not in (b"", b"null")}
     if response_format is not None:
         fields[_FORMAT] = msgspec.Raw(msgspec.json.encode(_rebuilt(response_format, schema)))
     if variables is not None:

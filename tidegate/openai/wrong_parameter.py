@@ -28,6 +28,16 @@ class WrongParameter(InvalidRequest):
         self.parameter = parameter
 
 
+def decoded_field(name: str, raw: msgspec.Raw, decode: Callable[[bytes], Body], *, max_bytes: int) -> Body:
+    """A field that was left as it came, as its type. Raises WrongParameter, also for more bytes than it may have."""
+    if len(raw) > max_bytes:
+        raise WrongParameter(name, f"{name} has {len(raw)} bytes of JSON; at most {max_bytes} may be")
+    try:
+        return decode(bytes(raw))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WrongParameter(name, f"the request's JSON is wrong in {name}: {error}") from error
+
+
 def decoded(body: bytes, decode: Callable[[bytes], Body]) -> Body:
     """A body as its type. Raises WrongParameter, InvalidRequest."""
     try:

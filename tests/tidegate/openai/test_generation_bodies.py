@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -198,3 +200,53 @@ def test_a_tools_parameters_lead_nowhere_and_are_not_endless(parameters: dict[st
 def test_fields_that_ask_for_nothing_are_passed_by(field: dict[str, Any]) -> None:
     asked, plain = parsed(**field), parsed()
     assert (asked.options, asked.messages, asked.tools) == (plain.options, plain.messages, plain.tools)
+
+
+def peak_bytes(refused: Callable[[], object]) -> int:
+    tracemalloc.start()
+    try:
+        with pytest.raises(WrongParameter):
+            refused()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+TOO_LARGE = {
+    "tools": {"tools": [{"type": "function", "x": ["y"] * 300_000}]},
+    "response_format": {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": ["y"] * 300_000}}}
+    },
+}
+
+
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_what_is_too_large_as_it_came_is_refused_before_anything_is_made_of_it(name: str) -> None:
+    sent = msgspec.json.encode({"model": "talker", "messages": [{"role": "user", "content": "x"}], **TOO_LARGE[name]})
+    with pytest.raises(WrongParameter, match=f"{name} has \\d+ bytes of JSON; at most \\d+ may be") as refused:
+        chat.parse(sent)
+    assert refused.value.parameter == name
+    assert peak_bytes(lambda: chat.parse(sent)) < len(sent)
+
+
+def test_tools_and_schemas_of_another_form_are_named() -> None:
+    for fields in ({"tools": {}}, {"tools": [1]}, {"tools": [{}] * 129}, {"tools": "x"}):
+        with pytest.raises(WrongParameter, match="wrong in tools: ") as refused:
+            parsed(**fields)
+        assert refused.value.parameter == "tools"
+    with pytest.raises(WrongParameter, match="wrong in response_format: Expected `object`") as refused:
+        parsed(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": [1]}})
+    assert refused.value.parameter == "response_format"
+
+
+def test_fields_that_nobody_knows_cost_nothing() -> None:
+    known = {"model": "talker", "prompt": "the tide", "seed": 7, "stop": None}
+    sent = msgspec.json.encode({**known, **{f"unknown_{index}": 0 for index in range(100_000)}})
+    tracemalloc.start()
+    try:
+        fields = completions.parse(sent).words.fields
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert {name: bytes(raw) for name, raw in fields.items()} == {"prompt": b'"the tide"', "seed": b"7"}
+    assert peak < len(sent)
