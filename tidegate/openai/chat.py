@@ -21,6 +21,8 @@ from tidegate.openai.wrong_parameter import WrongParameter, decoded, decoded_fie
 from tidegate.text_prompt import TextPrompt
 
 MAX_MESSAGES: Final = 4096
+MAX_PARTS: Final = 1024  # of one message's content
+MAX_TOOL_CALLS: Final = 128  # of one message
 MAX_TOOLS: Final = 128
 MAX_TOOLS_BYTES: Final = 2**20  # all together
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
@@ -33,9 +35,9 @@ class ContentPart(msgspec.Struct, frozen=True):
 
 class ChatMessage(msgspec.Struct, frozen=True):
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
 
 

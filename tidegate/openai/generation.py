@@ -58,6 +58,8 @@ PROTOCOL: Final = "openai"
 
 _CHAT: Final = ChatForm()
 _COMPLETION: Final = CompletionForm()
+# A value as Python's objects: a call of a tool is several dicts, in the form that came and in that of templates.
+_VALUE_BYTES: Final = 512
 
 
 class GenerationRoutes:
@@ -196,7 +198,8 @@ class GenerationRoutes:
             with self._held.share() as share:
                 most_bytes = min(self._max_body_bytes, self._limits.max_prompt_bytes)
                 body = await read_body(request, most_bytes, limits=self._body_limits, share=share)
-                asked = await self._aside.run(len(body), partial(parse, body, self._limits))
+                asked, values = await self._aside.run(len(body), partial(parse, body, self._limits))
+                share.grow(len(body) + values * _VALUE_BYTES)
                 name = asked.options.model
                 headers = kept_headers(request.headers.items())
                 if defer_of(headers, {}):
@@ -274,18 +277,20 @@ class _Asked(NamedTuple):
     without_effect: str  # fields that the model's template does not take, "" for none
 
 
-_Parse = Callable[[bytes, ContentLimits], Any]
+_Parse = Callable[[bytes, ContentLimits], tuple[Any, int]]
 _PromptOf = Callable[[Any, TextModel], Awaitable[tuple[int, ...]]]
 
 
-def _chat(body: bytes, limits: ContentLimits) -> ChatRequest:
-    check_prompt_json(body, limits)
-    return chat.parse(body)
+def _chat(body: bytes, limits: ContentLimits) -> tuple[ChatRequest, int]:
+    """The request in a body, and the most values that it is made of."""
+    values = check_prompt_json(body, limits)
+    return chat.parse(body), values
 
 
-def _completion(body: bytes, limits: ContentLimits) -> CompletionRequest:
+def _completion(body: bytes, limits: ContentLimits) -> tuple[CompletionRequest, int]:
+    """As `_chat`. Its many values can only be token ids, which are small."""
     check_prompt_json(body, limits, ids=True)
-    return completions.parse(body)
+    return completions.parse(body), 0
 
 
 def _called(asked: ChatRequest | CompletionRequest, text: TextModel | None) -> CalledTools | None:

@@ -250,3 +250,15 @@ def test_fields_that_nobody_knows_cost_nothing() -> None:
         tracemalloc.stop()
     assert {name: bytes(raw) for name, raw in fields.items()} == {"prompt": b'"the tide"', "seed": b"7"}
     assert peak < len(sent)
+
+
+@pytest.mark.parametrize(("name", "one", "most"), [
+    ("content", {"type": "text", "text": "x"}, chat.MAX_PARTS),
+    ("tool_calls", {"id": "1", "type": "function", "function": {"name": "tide"}}, chat.MAX_TOOL_CALLS),
+])  # fmt: skip
+def test_a_message_has_so_many_parts_and_calls_and_no_more(name: str, one: Any, most: int) -> None:
+    role = "user" if name == "content" else "assistant"
+    assert parsed(messages=[{"role": role, name: [one] * most}]).messages
+    with pytest.raises(WrongParameter, match=f"length <= {most}") as refused:
+        parsed(messages=[{"role": role, name: [one] * (most + 1)}])
+    assert refused.value.parameter == "messages"

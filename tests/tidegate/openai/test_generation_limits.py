@@ -16,6 +16,7 @@ import pytest
 from tests.support.models.text_side import text_side_folder
 from tests.support.serving.oip_servers import Servers, serving
 from tests.support.serving.writing_host import WritingHost
+from tidegate.oip.body_budget import BodyLimits
 from tidegate.oip.content_limits import MAX_CHAT_VALUES, MIN_PROMPT_BYTES, ContentLimits
 from tidegate.oip.http import generate
 from tidegate.oip.offload import LARGE_BYTES
@@ -88,3 +89,13 @@ def test_longer_prompts_may_have_larger_bodies(max_prompt_tokens: int, most_byte
     assert limits.max_prompt_bytes == most_bytes
     assert limits.max_prompt_values(ids=True) - limits.max_prompt_values(ids=False) == max_prompt_tokens
     assert ContentLimits(max_json_elements=10).max_prompt_values(ids=True) == 10
+
+
+async def test_what_a_chat_becomes_in_memory_counts_as_held(tmp_path: Path) -> None:
+    host = WritingHost(text_side_folder(tmp_path))
+    calls = [{"role": "assistant", "tool_calls": [{"function": {}}] * 100}] * 20  # 33 KB as JSON
+    async with serving(host, tmp_path, body_limits=BodyLimits(max_held_bytes=2**19)) as servers:
+        assert (await post(servers, CHAT, body(CHAT, "the tide")))[0] == 200
+        status, said = await post(servers, CHAT, {"model": "talker", "messages": calls})
+        assert status == 429 and "max_held_bytes" in said
+        assert (await post(servers, CHAT, body(CHAT, "the tide")))[0] == 200
