@@ -128,7 +128,7 @@ class EdgeScheduler:
         if self._closed:
             raise Unreachable(f"the edge {self._closed}")
         now = clock.now()
-        ticket = QueueTicket(next(self._ids), lane, deadline, cost_s, priority, group, compute_s)
+        ticket = QueueTicket(next(self._ids), lane, deadline, cost_s, priority, group=group, compute_s=compute_s)
         accepted = self._queue.admit(ticket, now)
         job = self._jobs[ticket.id] = _ScheduledWork(ticket, work, asyncio.get_running_loop().create_future(), now)
         try:

@@ -19,7 +19,6 @@ from gateway.core.access.sequence_home import SequenceHomes
 from gateway.core.access.sequence_scope import scope_sequence, scoped_sequence_id
 from gateway.core.history.recorder import FlightRecorder
 from gateway.core.placement.ask import NOTHING
-from gateway.core.placement.eligibility import most_rows
 from gateway.core.placement.placement import Placement
 from gateway.core.placement.placer import Placer
 from gateway.core.request.affinity import Affinity
@@ -29,6 +28,7 @@ from gateway.serving.confidence_policy import ConfidencePolicies
 from gateway.serving.context import AttemptListener
 from gateway.serving.execution import RequestExecution
 from gateway.serving.own_places import OwnPlaces
+from gateway.serving.row_limit import most_rows
 from gateway.serving.work_estimate import AskBuilder, ManifestOf
 from gateway.targets.target import Target
 from tidegate import clock

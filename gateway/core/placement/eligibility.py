@@ -14,18 +14,16 @@ ask twice, the second time with `deferred=True`.
 tests/gateway/core/placement/test_eligibility.py holds that loop, and each other use, to `ineligible` over random
 fleets.
 
-`no_candidate_reason` says the same to the caller of a request that no target may take, and `most_rows` how many rows a
-request may have that is still to be made.
+`no_candidate_reason` says the same to the caller of a request that no target may take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from itertools import islice
 from typing import Final, NamedTuple
 
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.offer_index import Offer
 from gateway.core.fleet.target import TargetView
 from gateway.core.fleet.variant_rank import deferred_to
 from gateway.core.placement.ask import Ask
@@ -35,7 +33,6 @@ from tidegate.placement_pin import INSIDE
 UsableTest = Callable[[TargetView, float], bool]
 
 _MOST_REASONS: Final = 16  # targets that a refusal explains; a fleet may have ten thousand
-_MOST_OFFERS: Final = 256  # that are looked at for a number of rows: devices of one fleet hardly differ in it
 
 
 class Ineligibility(NamedTuple):
@@ -111,22 +108,6 @@ def variant_misfit(variant: VariantOffer, ask: Ask) -> str:
     if ask.begun and not variant.resumable:
         return f"has {variant.name}, which cannot go on with an answer that has begun"
     return ""
-
-
-def most_rows(offers: Iterable[Offer], ask: Ask, now: float, *, enough: int) -> int | None:
-    """How many rows a request like this one may have on some target now; None where none takes even this one.
-
-    Args:
-        enough: more are not wanted.
-    """
-    most: int | None = None
-    for offer in islice(offers, _MOST_OFFERS):
-        if ineligible(offer.target, offer.variant, ask, now, deferred=True) is None:
-            rows = offer.variant.max_batch
-            if rows is None or rows >= enough:
-                return enough
-            most = rows if most is None else max(most, rows)
-    return most
 
 
 def no_candidate_reason(fleet: Fleet, ask: Ask, now: float, exclude: Collection[str]) -> str:

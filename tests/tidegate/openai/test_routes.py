@@ -329,7 +329,8 @@ async def test_a_caller_that_leaves_cancels_every_call(servers: Servers, client:
 
 
 @pytest.mark.parametrize(("verb", "path", "status"), [
-    ("POST", "/v1/responses", 404), ("GET", "/v1/x%0d%0aX-Evil: 1", 404), ("GET", "/v1/embeddings", 405), ("DELETE", "/v1/models/minilm", 405),
+    ("POST", "/v1/responses", 404), ("GET", "/v1/x%0d%0aX-Evil: 1", 404), ("GET", "/v1/embeddings", 405),
+    ("DELETE", "/v1/models/minilm", 405),
 ])  # fmt: skip
 async def test_what_is_not_served_is_refused_in_openais_form(
     servers: Servers, verb: str, path: str, status: int

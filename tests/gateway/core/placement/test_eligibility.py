@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,18 +16,18 @@ from hypothesis import strategies as st
 from gateway.core.estimate.calibration import Calibration
 from gateway.core.fleet.attestation import ATTESTATION_OFF, Attestation
 from gateway.core.fleet.fleet import Fleet
-from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkUp
+from gateway.core.fleet.link_events import LinkAttested, LinkUp
 from gateway.core.fleet.offer_index import Offer
 from gateway.core.fleet.target import TargetView
 from gateway.core.fleet.variant_rank import deferred_to
 from gateway.core.history.decision_record import pack_decision
 from gateway.core.placement.ask import Ask
-from gateway.core.placement.eligibility import Ineligibility, UsableTest, ineligible, most_rows
+from gateway.core.placement.eligibility import Ineligibility, UsableTest, ineligible
 from gateway.core.placement.fallback import least_request
 from gateway.core.placement.placer import Decision, Placer
 from gateway.core.placement.probing import ProbePlacer
 from gateway.core.placement.utility import UtilityPlacer, UtilityWeights
-from tests.support.gateway.fleets import NOW, ask, fleet_of, spec, variant
+from tests.support.gateway.fleets import NOW, ask, spec
 from tests.support.gateway.plain_placement import plain_candidates
 from tidegate.fleet.offers import ModelOffer, VariantOffer
 from tidegate.outcome import NothingAlive
@@ -299,19 +298,3 @@ def test_the_reason_names_its_rule(asked: Ask, expected: Ineligibility | str | N
     one = VariantOffer("int8", "int8", ((1.0, 0.01),), max_batch=4, max_tokens=None, standing="spare")
     reason = ineligible(target, one, asked, NOW)
     assert expected == (reason.rule if reason is not None and isinstance(expected, str) else reason)
-
-
-def test_a_request_may_have_as_many_rows_as_some_target_takes_now() -> None:
-    fleet = fleet_of(edge_a=variant(max_batch=4), edge_b=variant(max_batch=8, max_tokens=32), pool_c=variant())
-
-    def rows(longest_row: int = 16, *, enough: int = 32, **demands: Any) -> int | None:
-        asked = ask(longest_row=longest_row, **demands)
-        return most_rows(fleet.offered("minilm", "1"), asked, NOW, enough=enough)
-
-    assert rows() == rows(64) == 32, "the pool takes any number"
-    assert (rows(pin="edge"), rows(64, pin="edge"), rows(pin="edge", enough=3)) == (8, 4, 3)
-    fleet.fold(LinkDown("pool/c", "away"), NOW)
-    assert (rows(), rows(64)) == (8, 4)
-    fleet.targets["edge/b"].breaker.trip("for the test", NOW, 0.5)
-    assert rows() == 4
-    assert rows(variant="int8") is None, "no target has it"
