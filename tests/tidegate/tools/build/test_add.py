@@ -261,3 +261,28 @@ def test_what_cannot_be_quantized_is_named(
     result = run("quantize", files / source, files / target, *more)
     assert result.exit_code == 1
     assert message in result.output
+
+
+def test_a_model_is_not_blamed_for_a_disk_that_is_full_or_a_folder_that_is_not_there(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tidegate.tools.build.convert import quantize
+
+    gone, full = tmp_path / "nowhere" / "o.onnx", tmp_path / "o.onnx"
+    assert run("quantize", files / "dense.onnx", gone).output == f"Error: {gone}: No such file or directory\n"
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(quantize, "quantize_dynamic", no_room)
+    assert run("quantize", files / "dense.onnx", full).output == f"Error: {full}: No space left on device\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_a_model_that_the_system_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "trusted.digests"))
+
+    monkeypatch.setattr(TrustedDigests, "entries", no_room)
+    result = run("trust", "--list", "--repository", tmp_path)
+    assert (result.exit_code, result.output) == (1, f"Error: {tmp_path / 'trusted.digests'}: No space left on device\n")

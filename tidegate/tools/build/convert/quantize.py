@@ -87,11 +87,13 @@ def _prepared(source: Path) -> Iterator[Path]:
         try:
             # Symbolic inference is for graphs that ONNX's own cannot follow; it is slow and fails more than it helps.
             quant_pre_process(plain, prepared, skip_symbolic_shape=True)
+        except OSError:  # a full disk says nothing of the model
+            raise
         except Exception as error:  # protobuf's, ONNX's and ONNX Runtime's errors have no class in common
             raise BuildError(f"{source}: cannot be read as an ONNX model: {_one_line(error)}") from error
         try:
             yield prepared
-        except BuildError:
+        except (BuildError, OSError):
             raise
         except Exception as error:  # as above
             raise BuildError(f"{source}: cannot be quantized: {_one_line(error)}; {_AS_IT_IS} {source}") from error

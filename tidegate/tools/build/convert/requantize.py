@@ -64,7 +64,7 @@ def requantize(
     except EngineError as error:
         raise BuildError(str(error)) from error
     except OSError as error:
-        raise BuildError(f"{target}: {error.strerror}") from error
+        raise BuildError(f"{target}: {error.strerror or error}") from error
     yield from report
     if not static and any(node.op_type == "Conv" for node in model.graph.node):
         yield "hint     convolutions are slow with scales made anew in each call: try --static --calibration x.npz"
