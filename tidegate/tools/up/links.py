@@ -6,16 +6,23 @@ A link is one more child process (`tidegate link`) in front of a part, with an H
 that reaches the part gets the link's address: the gateway for the pool, an edge for what it announces to the fleet, all
 of them for the broker. The part itself listens where it always did.
 
-Scenarios are read by the link: it reports a name that does not exist when it starts.
+Scenarios are read by the link, which starts after the part has warmed up; a name that does not exist is refused before
+anything starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
 from typing import Final
 
+from tidegate.runtime.suggestion import did_you_mean
+
 PORTS_PER_LINK: Final = 2
+# Where the link's own names are (`tidegate/netsim/proxy/scenario.py`), which no tool may import.
+_NAMED: Final = ("netsim", "links", "profiles")
 
 
 class LinkOptionError(Exception):
@@ -47,7 +54,7 @@ def parse(words: Sequence[str], parts: Sequence[str], first_port: int) -> dict[s
     """PART=SCENARIO, … as links by part, each with its ports.
 
     Raises:
-        LinkOptionError: not of that form, no such part, or twice the same.
+        LinkOptionError: not of that form, no such part or scenario, or twice the same.
     """
     links: dict[str, LinkPlan] = {}
     for word in words:
@@ -58,6 +65,17 @@ def parse(words: Sequence[str], parts: Sequence[str], first_port: int) -> dict[s
             raise LinkOptionError(f"--link {word}: there is no part {part!r} (there are: {', '.join(parts)})")
         if part in links:
             raise LinkOptionError(f"--link {word}: {part} has a link already; put both into one scenario file")
+        if not Path(scenario).is_file() and scenario not in (known := _names()):
+            raise LinkOptionError(
+                f"--link {word}: there is no scenario and no file {scenario!r}; "
+                f"`tidegate link --list` names the scenarios.{did_you_mean(scenario, known)}"
+            )
         port = first_port + PORTS_PER_LINK * len(links)
         links[part] = LinkPlan(part, scenario, port, port + 1)
     return links
+
+
+def _names() -> list[str]:
+    """Of the scenarios that come with the package."""
+    profiles = files("tidegate").joinpath(*_NAMED)
+    return sorted(one.name.removesuffix(".yaml") for one in profiles.iterdir() if one.name.endswith(".yaml"))

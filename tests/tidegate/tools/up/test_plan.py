@@ -243,11 +243,18 @@ def test_links_start_when_their_timelines_should_begin_and_each_has_a_control_an
         ("pool=", "must be PART=SCENARIO"),
         ("edge-3=lte_driving", r"no part 'edge-3' \(there are: pool, edge-1, edge-2, broker\)"),
         ("pool=lte_driving", "pool has a link already"),
+        ("pool=lte_drivin", "no scenario and no file 'lte_drivin'; .* Did you mean 'lte_driving'"),
     ],
 )
 def test_a_link_option_that_cannot_be_is_refused_in_words(word: str, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         linked("pool=good_wifi", word) if word == "pool=lte_driving" else linked(word)
+
+
+def test_a_link_may_be_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("summary: mine.")
+    planned = linked(f"pool={tmp_path / 'own.yaml'}")
+    assert "link-pool" in [one.name for one in planned.processes]
 
 
 def test_a_broker_that_runs_elsewhere_has_no_link_of_ours() -> None:
