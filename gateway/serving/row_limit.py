@@ -1,4 +1,4 @@
-"""How many rows a request may have that is still to be made: what the largest variant takes that some target offers now.
+"""How many rows a request may have that is still to be made: those of the largest variant that a target offers now.
 
 Callers of embeddings send lists of any length, which are cut into requests. With the pool there, these may have as many
 rows as its batches; with devices alone no target would take so many, and all of the list would be refused.
