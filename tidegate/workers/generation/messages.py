@@ -35,7 +35,7 @@ _FAILED_A_MESSAGE: Final = 32  # of channel.shorten's characters, four bytes at 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 # Within a year: what is not finite would spoil for ever what is learnt of times.
-Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=31_536_000.0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=31_536_000)]
 
 
 class UnexpectedMessage(Exception):
