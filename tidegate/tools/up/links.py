@@ -67,7 +67,7 @@ def parse(words: Sequence[str], parts: Sequence[str], first_port: int) -> dict[s
             raise LinkOptionError(f"--link {word}: {part} has a link already; put both into one scenario file")
         if not Path(scenario).is_file() and scenario not in (known := _names()):
             raise LinkOptionError(
-                f"--link {word}: there is no scenario and no file {scenario!r}; "
+                f"--link {word}: there is no link scenario {scenario!r}, and no file; "
                 f"`tidegate link --list` names the scenarios.{did_you_mean(scenario, known)}"
             )
         port = first_port + PORTS_PER_LINK * len(links)

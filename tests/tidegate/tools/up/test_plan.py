@@ -243,7 +243,7 @@ def test_links_start_when_their_timelines_should_begin_and_each_has_a_control_an
         ("pool=", "must be PART=SCENARIO"),
         ("edge-3=lte_driving", r"no part 'edge-3' \(there are: pool, edge-1, edge-2, broker\)"),
         ("pool=lte_driving", "pool has a link already"),
-        ("pool=lte_drivin", "no scenario and no file 'lte_drivin'; .* Did you mean 'lte_driving'"),
+        ("pool=lte_drivin", "no link scenario 'lte_drivin', and no file; .* Did you mean 'lte_driving'"),
     ],
 )
 def test_a_link_option_that_cannot_be_is_refused_in_words(word: str, words: str) -> None:
