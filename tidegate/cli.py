@@ -27,7 +27,7 @@ from tidegate.runtime.compiled import is_compiled
 from tidegate.runtime.lifeline import die_with_parent
 from tidegate.runtime.settled_imports import import_structlog, settled_imports
 from tidegate.runtime.suggestion import SuggestingGroup
-from tidegate.storage.os_error_line import is_to_mend, one_line
+from tidegate.storage.os_error_line import one_line
 
 GROUP: Final = "tidegate.commands"
 # The extra that installs the imports of a command; one that is not listed needs none to be imported, or one package.
@@ -81,8 +81,6 @@ class Commands(SuggestingGroup):
         except (ConfigError, RepositoryError, ServeError) as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:
-            if not is_to_mend(error):
-                raise
             raise click.ClickException(one_line(error)) from error
         except ModuleNotFoundError as error:
             raise _missing(ctx.invoked_subcommand or "", error) from error

@@ -10,13 +10,10 @@ from __future__ import annotations
 import errno
 
 
-def is_to_mend(error: OSError) -> bool:
-    """Whether the user of a command can do something about it."""
-    return bool(error.errno) and bool(error.strerror) and error.errno != errno.EPIPE
-
-
 def one_line(error: OSError) -> str:
-    """`FILE: reason`, or the reason alone where the system names no file."""
+    """`FILE: reason`, or the reason alone where the system names no file. Raises again what no user can mend."""
+    if not error.errno or not error.strerror or error.errno == errno.EPIPE:
+        raise error
     name = error.filename
     named = name.decode(errors="replace") if isinstance(name, bytes) else name
     return f"{named}: {error.strerror}" if named is not None else str(error.strerror)

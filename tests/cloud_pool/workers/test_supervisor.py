@@ -89,6 +89,15 @@ async def pool(
                 yield Pool(scheduler, supervisor, states, progress, processes, told)
 
 
+async def replacement(subject: Pool) -> asyncio.Task[bool]:
+    """Of its only worker, by one that begins to load first."""
+    (slot,) = subject.supervisor.slots
+    recycled = asyncio.create_task(slot.recycle(successor_first=True))
+    while len(subject.processes) < 2:
+        await settle(1)
+    return recycled
+
+
 @on_virtual_time
 async def test_it_is_ready_when_everything_is_loaded_and_measured() -> None:
     async with pool() as subject:
@@ -212,10 +221,7 @@ async def test_a_worker_whose_end_comes_while_its_successor_fails_is_not_called_
             return await super().load(spec)
 
     async with pool(make=lambda: Successors(service_s=service_s)) as subject:
-        (slot,) = subject.supervisor.slots
-        recycled = asyncio.create_task(slot.recycle(successor_first=True))
-        while len(subject.processes) < 2:
-            await settle(1)
+        recycled = await replacement(subject)
         subject.processes[0].kill()
         assert not await recycled
         await settle(20)
@@ -489,23 +495,18 @@ class TestRecycling:
     @on_virtual_time
     async def test_a_successor_that_does_not_come_up_leaves_the_old_one_in_place(self) -> None:
         async with pool() as subject:
-            (slot,) = subject.supervisor.slots
-            recycled = asyncio.create_task(slot.recycle(successor_first=True))
-            while len(subject.processes) < 2:
-                await settle(1)
+            recycled = await replacement(subject)
             subject.processes[1].kill()
             assert not await recycled
             assert subject.processes[0].alive
             assert await subject.answer() == 8.0
+            (slot,) = subject.supervisor.slots
             assert await slot.recycle(successor_first=True), "it can be tried again"
 
     @on_virtual_time
     async def test_an_old_one_that_dies_meanwhile_is_followed_by_its_successor(self) -> None:
         async with pool() as subject:
-            (slot,) = subject.supervisor.slots
-            recycled = asyncio.create_task(slot.recycle(successor_first=True))
-            while len(subject.processes) < 2:
-                await settle(1)
+            recycled = await replacement(subject)
             subject.processes[0].kill()
             assert await recycled
             assert await subject.answer() == 8.0

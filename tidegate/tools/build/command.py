@@ -15,7 +15,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.models.repository import RepositoryError
 from tidegate.outcome import ModelNotFound
 from tidegate.storage import audit_log
-from tidegate.storage.os_error_line import is_to_mend, one_line
+from tidegate.storage.os_error_line import one_line
 from tidegate.tools.build.errors import BuildError
 
 P = ParamSpec("P")
@@ -42,8 +42,6 @@ def errors_in_one_line(command: Callable[P, R]) -> Callable[P, R]:
         except (BuildError, RepositoryError, ModelNotFound) as error:
             raise click.ClickException(str(error)) from error
         except OSError as error:
-            if not is_to_mend(error):
-                raise
             raise click.ClickException(one_line(error)) from error
 
     return run

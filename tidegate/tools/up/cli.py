@@ -18,7 +18,7 @@ from tidegate.config import without_credentials
 from tidegate.models.repository import RepositoryError
 from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.runtime.owned_task import cancel_and_wait
-from tidegate.storage.os_error_line import is_to_mend, one_line
+from tidegate.storage.os_error_line import one_line
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.up import messages
 from tidegate.tools.up.children import ChildFailed
@@ -189,8 +189,6 @@ def up(
     except (PlanError, PortsTaken, DirectoryInUse, ChildFailed, RepositoryError) as error:
         raise click.ClickException(str(error)) from error
     except OSError as error:
-        if not is_to_mend(error):
-            raise
         raise click.ClickException(f"--data-dir {data_dir}: {one_line(error)}") from error
     sys.exit(code)
 
