@@ -72,6 +72,10 @@ def load(name: str) -> LoadedScenario:
     except OSError as error:
         known = f"by name: {', '.join(names())}.{did_you_mean(name, names())}"
         raise ScenarioError(f"there is no scenario {name!r}: {error}; {known}") from error
+    except UnicodeDecodeError as error:
+        raise ScenarioError(
+            f"{path}: is no text, and so no scenario; traffic of `tidegate record` goes with --replay {path}"
+        ) from error
     return LoadedScenario(_with_files(parse(text, str(path)), path), path.parent, str(path))
 
 

@@ -24,7 +24,8 @@
 
     WAITING ──held──▶ WAITING with a held beginning (`commit_window.py`) ──judged, sure──▶ BEGUN (Show)
       └─ judged, unsure: a better variant is asked beside it, whose `begun` is the answer's; its failure, or the timer
-         at the end of the window ──▶ BEGUN by the held one (Show)
+         at the end of the window ──▶ BEGUN by the held one (Show). What was provisional before it stays in hand, and is
+         given if the held one fails, or is not whole just before the deadline
 
     BEGUN with a successor (`handover.py`) ──begun by it──▶ BEGUN by it (Cancel of the one that spoke)
       └─ the successor failed, differed or is given up: BEGUN as before; the one that speaks failed: as without it
@@ -247,15 +248,19 @@ class RequestMachine:
 
     def arrived(self, now: float) -> list[Action]:
         """The request is here: place it."""
+        self._arrived_at = now
+        if self._escalations is not None:
+            self._due_at = provisional_due_at(now, self._ask.deadline)
+        return self._place_first(now)
+
+    def _place_first(self, now: float) -> list[Action]:
+        """Launch the first attempt: on arrival, or after a wait for a target that may come."""
         if now >= self._ask.deadline:
             return [self._refuse(_too_late(self._ask, self._errors))]
         self.decision = decision = self._placement.decide(self._ask, now)
         if decision.refusal is not None:
             return self._hold(decision.refusal, now) or [self._refuse(decision.refusal)]
         self._hedges.arrived()
-        self._arrived_at = now
-        if self._escalations is not None:
-            self._due_at = provisional_due_at(now, self._ask.deadline)
         if self._handovers is not None:
             return self._begin(self._handovers, decision, now)
         return self._launch(decision, now, decision.reason)
@@ -317,8 +322,10 @@ class RequestMachine:
             return []
         if self._escalations.judge(confidence):
             return [Show(attempt), *self.begun(attempt, now)]
-        unsure, self._provisional = self._launched[attempt].variant, None
+        unsure = self._launched[attempt].variant
         self._beginning = HeldBeginning(attempt, self._window_ends_at(), is_unsure=True)
+        if self._provisional is not None:  # it was waited for that beginning, and is for its end from here on
+            self._due_at = provisional_due_at(self._arrived_at, self._ask.deadline)
         dropped = self._drop_pointless(unsure, but=attempt)
         if now + EARLY_S >= self._beginning.due_at:
             return [*dropped, *self._show(self._beginning, now)]
@@ -367,7 +374,8 @@ class RequestMachine:
             if attempt != held.attempt:
                 is_alone = held.is_unsure and self._pending == {held.attempt}
                 return self._show(held, now) if is_alone else []
-            self._beginning, self._hedge_at = None, now  # what is left is insured no longer
+            # What is left is insured no longer, but for a whole answer in hand.
+            self._beginning, self._hedge_at = None, now if self._provisional is None else None
         if self._pending:
             return self._look_sooner(now)
         if self._provisional is not None:
@@ -396,10 +404,12 @@ class RequestMachine:
         if self.done:
             return []
         due = now + EARLY_S
+        if self._provisional is not None and due >= self._due_at:
+            return self._give(self._provisional)
         if self._beginning is not None:
             return self._show(self._beginning, now) if due >= self._beginning.due_at else [self._wake()]
         if self._provisional is not None:
-            return self._give(self._provisional) if due >= self._due_at else [self._wake()]
+            return [self._wake()]
         if due >= self._ask.deadline:
             if self._begun is not None and self._resumption is not None and self._resumption.is_complete:
                 dropped = self._drop_successor(gone=True)
@@ -408,7 +418,7 @@ class RequestMachine:
         if self._begun is not None:
             return self._look(now)
         if self._held:
-            return self._fall_back(self._errors[-1][1], now) if self._errors else self.arrived(now)
+            return self._fall_back(self._errors[-1][1], now) if self._errors else self._place_first(now)
         if self._hedge_at is None or due < self._hedge_at:
             return [self._wake()]
         self._hedge_at = None
@@ -746,7 +756,9 @@ class RequestMachine:
         return window_ends_at(self._ask, self._arrived_at)
 
     def _show(self, held: HeldBeginning, now: float) -> list[Action]:
-        """The beginning that is in hand is the answer's, whatever was thought of it."""
+        """The beginning in hand is the answer's, whatever was thought of it; or a whole answer, once it is due."""
+        if self._provisional is not None and now + EARLY_S >= self._due_at:
+            return self._give(self._provisional)
         if now + EARLY_S >= self._ask.deadline:  # nobody is shown what is broken off in the same breath
             return [self._refuse(_too_late(self._ask, self._errors)), *self._finish()]
         if held.is_unsure:
@@ -793,7 +805,7 @@ class RequestMachine:
     def _wake(self) -> WakeAt:
         end, hedge_at = self._ask.deadline if self._provisional is None else self._due_at, self._hedge_at
         if self._beginning is not None:
-            end = self._beginning.due_at
+            end = min(end, self._beginning.due_at)
         return WakeAt(end if hedge_at is None or hedge_at > end else hedge_at)
 
     def _refuse(self, error: ServeError) -> Refuse:

@@ -28,6 +28,7 @@ K = 4
 TABLE = ((1.0, STEP_S), (600.0, 600 * STEP_S))
 INT4 = VariantOffer("int4", "int4", TABLE, max_tokens=512, slots=4, quality=0.8)
 BF16 = VariantOffer("bf16", "bf16", TABLE, max_tokens=512, slots=4, quality=1.0)
+SLOW = replace(BF16, cost=((1.0, 2 * STEP_S), (600.0, 1200 * STEP_S)))
 SURE, UNSURE = (log(0.9),), (log(0.3),)
 SMALL, LARGE = undisturbed(PROMPT, 40), undisturbed(PROMPT, 40, salt=5)
 
@@ -219,6 +220,41 @@ async def test_an_unsure_answer_that_ends_while_the_pool_is_waited_for_is_still_
     assert reader.ids == output_ids(reply) == LARGE[: K + 1]
     assert (route_of(reply).reason, route_of(reply).provisional) == ("escalated", False)
     place.assert_at_rest()
+
+
+async def of_three(middle: Mishap, *, budget_s: float) -> tuple[Reply, Reader, float]:
+    """The edge's whole answer is unsure, so is the beginning of the next better one, and the best is silent."""
+    manifest = judging()
+    int4, bf16 = manifest.variants
+    mid = replace(bf16, name="int8", quality=Quality("top1", 0.9, 100))
+    pools = Talker("pool/mid", (middle,), salt=7, step_s=0.03, logprobs=UNSURE), pool(Mishap("stalls", 0))
+    place = TalkScene(
+        edge(),
+        *pools,
+        offers={"edge/a": INT4, "pool/mid": replace(BF16, name="int8", quality=0.9), "pool/main": SLOW},
+        manifest=replace(manifest, variants=(int4, mid, bf16)),
+    )
+    reader, started_at = Reader(), clock.now()
+    reply = await reader.answer(place, max_tokens=K + 1, budget_s=budget_s)
+    assert [len(one.asked) for one in place.talkers.values()] == [1, 1, 1]
+    await settle()
+    place.assert_at_rest()
+    return reply, reader, clock.now() - started_at
+
+
+@on_virtual_time
+async def test_an_answer_in_hand_outlives_the_unsure_beginning_of_a_better_one_that_fails() -> None:
+    reply, reader, _ = await of_three(Mishap("fails", K), budget_s=1.0)
+    assert reader.ids == output_ids(reply) == SMALL[: K + 1]
+    assert (route_of(reply).served_by, route_of(reply).provisional) == ("edge/a", True)
+
+
+@on_virtual_time
+async def test_an_answer_in_hand_is_given_when_it_is_due_though_a_better_one_has_begun() -> None:
+    reply, reader, took_s = await of_three(Mishap("stalls", K), budget_s=0.35)
+    assert reader.ids == output_ids(reply) == SMALL[: K + 1]
+    assert (route_of(reply).served_by, route_of(reply).provisional) == ("edge/a", True)
+    assert took_s < 0.35
 
 
 @on_virtual_time

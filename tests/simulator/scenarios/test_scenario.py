@@ -109,3 +109,10 @@ def test_a_longer_run_warms_up_for_the_same_share_of_it() -> None:
     loaded = edited()
     assert loaded.scenario.lasting(60.0).warmup_s == pytest.approx(10.0)
     assert isinstance(loaded.replaced(loaded.scenario.with_jitter(4.0)), LoadedScenario)
+
+
+def test_a_recording_in_a_scenarios_place_is_named_with_the_option_for_it(tmp_path: Path) -> None:
+    recording = tmp_path / "monday.tgz"
+    recording.write_bytes(b"\x1f\x8b\x08\xff")
+    with pytest.raises(ScenarioError, match=rf"{recording}: is no text.* --replay {recording}"):
+        load(str(recording))

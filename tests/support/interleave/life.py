@@ -246,8 +246,10 @@ class Life:
         if self._shown is not None:
             assert end.route.provisional and end.attempt == self._shown, "what was shown is declared"
         elif end.route.provisional:
-            assert end.attempt == self._unsure[-1], "the better of two unsure answers is given"
-            assert event.kind in ("unsure", "failed", "refused", "timer")
+            whole = [one for one in self._unsure if one not in self.attempts]
+            assert end.attempt == whole[-1], "the better of two unsure answers is given"
+            is_due = event.kind == "doubted" and event.now + EARLY_S >= self._due_at
+            assert is_due or event.kind in ("unsure", "failed", "refused", "timer")
         else:
             assert event.kind == "answered" and end.attempt == event.number, "the answer is the attempt's that answered"
         assert end.attempt not in self.attempts and self._used < 0, "an attempt's answer is used once"

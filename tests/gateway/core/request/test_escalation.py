@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.fleet.fleet import Fleet
+from gateway.core.fleet.link_events import LinkDown, LinkUp
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Candidate, Placer
+from gateway.core.placement.probing import ProbePlacer
 from gateway.core.request.escalation import Escalations, provisional_due_at
 from gateway.core.request.hedging import DeadlineHedging
 from gateway.core.request.machine import Answer, Launch, RequestMachine, WakeAt
 from tests.gateway.core.request.test_machine import answer, cancelled, launched, woken_at
-from tests.support.gateway.fleets import NOW, ask, fleet_of, variant
+from tests.support.gateway.fleets import NOW, ask, fleet_of, offer, variant
 from tests.support.interpreted import interpreted_only
 from tidegate.outcome import InvalidRequest, Overloaded, ServeError, Unreachable
 
@@ -74,6 +76,19 @@ def test_a_provisional_answer_is_given_just_before_the_deadline_when_the_better_
     end = answer(actions)
     assert (end.attempt, end.route.provisional) == (0, True)
     assert cancelled(actions) == [1]
+
+
+def test_an_unsure_answer_is_due_by_when_its_request_came_not_by_when_a_target_was_there() -> None:
+    fleet = edge_and_pool()
+    for id in fleet.targets:
+        fleet.fold(LinkDown(id, "connection reset"), NOW)
+    places = ProbePlacer(Placer(fleet), fleet, lambda: 0.5)
+    one = RequestMachine(ask(budget_s=0.5), places, escalations=Escalations(0.5))
+    back_at = woken_at(one.arrived(NOW))
+    fleet.fold(LinkUp("edge/a", "edge/a", 1, (offer(INT8),)), back_at)
+    fleet.fold(LinkUp("pool/main", "pool/main", 1, (offer(FP32),)), back_at)
+    assert launched(one.timer(back_at)) == [(0, "edge/a")]
+    assert woken_at(one.answered(0, NOW + 0.1, 0.0)) == provisional_due_at(NOW, NOW + 0.5)
 
 
 def test_an_unsure_answer_that_comes_when_it_is_due_is_given_at_once() -> None:
