@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import tempfile
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
@@ -38,6 +36,7 @@ from tidegate.generate.request import GenerateRequest
 from tidegate.generate.usage import Generated
 from tidegate.outcome import InternalError
 from tidegate.runtime.owned_task import OwnedTask, cancel_and_wait
+from tidegate.storage.scratch_folder import ScratchFolder
 from tidegate.token_sink import TokenSink
 from tidegate.workers.generation.active_sequences import ActiveSequences
 from tidegate.workers.generation.messages import SequenceToChild, StepTaken, UnexpectedMessage
@@ -89,8 +88,9 @@ class VllmProcess:
     async def __aenter__(self) -> Self:
         self._reason = asyncio.get_running_loop().create_future()
         async with self._stack:
-            self._folder = Path(tempfile.mkdtemp(prefix="tidegate-vllm-"))
-            self._stack.push_async_callback(asyncio.to_thread, shutil.rmtree, self._folder, ignore_errors=True)
+            scratch = ScratchFolder.make("tidegate-vllm-")
+            self._stack.push_async_callback(asyncio.to_thread, scratch.remove)
+            self._folder = scratch.files
             self._stack = self._stack.pop_all()
         return self
 

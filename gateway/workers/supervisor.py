@@ -21,10 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -56,6 +54,7 @@ from tidegate.runtime.process import StartError
 from tidegate.runtime.process_silence import LOOK_S
 from tidegate.servers.address import cannot_listen, check_free
 from tidegate.servers.handed_sockets import bind_sets
+from tidegate.storage.scratch_folder import ScratchFolder
 
 KEEPER: Final = 0
 HELD: Final = ("workers", "host", "http_port", "grpc_port", "drain_s")  # keys of which the parent has its own copy
@@ -142,8 +141,9 @@ class GatewaySupervisor:
     async def __aenter__(self) -> Self:
         async with self._stack:
             self._bind()
-            self._folder = Path(tempfile.mkdtemp(prefix="tidegate-"))
-            self._stack.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            scratch = ScratchFolder.make("tidegate-gateway-")
+            self._stack.callback(scratch.remove)
+            self._folder = scratch.files
             self._stack.push_async_callback(self._kill_all)
             for place in self._places:
                 self._spawn_task(self._keep(place), f"keeps {member_name(place.number)}")

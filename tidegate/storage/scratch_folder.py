@@ -57,7 +57,7 @@ class ScratchFolder:
         """A new one, and those of this prefix that lost their owner are removed meanwhile. Raises OSError."""
         root = Path(tempfile.mkdtemp(prefix=prefix))
         try:
-            (root / _FILES).mkdir()
+            (root / _FILES).mkdir(0o700)
             made = cls(root, _hold(root))
         except OSError:
             shutil.rmtree(root, ignore_errors=True)

@@ -218,6 +218,23 @@ async def test_processes_end_when_their_parent_is_killed(tmp_path: Path) -> None
                 await clock.sleep(0.05)
 
 
+async def test_the_next_gateway_sweeps_the_folder_of_one_that_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "t"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    async with gateway_of(tmp_path / "first") as gateway:
+        gateway.signal(signal.SIGKILL)
+        await gateway.ended()
+    (left,) = place.glob("tidegate-*")
+    async with gateway_of(tmp_path / "second"):
+        async with asyncio.timeout(20.0):
+            while left.exists():
+                await clock.sleep(0.05)
+    assert list(place.iterdir()) == []
+
+
 async def test_operators_see_one_gateway(tmp_path: Path) -> None:
     """Metrics, decisions, conditions and the log level, asked at one port."""
     async with gateway_of(tmp_path, tenants={"acme": {}}) as gateway, aiohttp.ClientSession() as session:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import atexit
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +12,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.rollout.golden_prompts import BadGoldenPrompts, decode_prompts
 from tidegate.rollout.plan import MANIFEST_PATH, ModelPlan
+from tidegate.storage.scratch_folder import ScratchFolder
 from tidegate.tools.delivery.files import LocalArtefact, files_of, local_artefact
 
 GOLDEN_NAME: Final = "golden.msgpack"
@@ -72,7 +73,9 @@ def golden_of(path: Path, manifest: Manifest) -> LocalArtefact:
         raise RepositoryError(f"{path}: {error}; {way}") from error
     except (OSError, ValueError) as error:
         raise RepositoryError(f"{path}: no golden cases: {error}") from error
-    kept = Path(tempfile.mkdtemp(prefix="tidegate-golden-")) / GOLDEN_NAME
+    scratch = ScratchFolder.make("tidegate-golden-")
+    atexit.register(scratch.remove)  # it is sent once the plan is made
+    kept = scratch.files / GOLDEN_NAME
     kept.write_bytes(raw)
     return local_artefact(kept, GOLDEN_NAME)
 
