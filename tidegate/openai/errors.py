@@ -11,6 +11,7 @@ from aiohttp import web
 from tidegate.generate.text.text_side import PromptTooLong
 from tidegate.oip.http.responses import close_if_broken, json_response
 from tidegate.oip.status import error_code, error_headers, http_status, message_of
+from tidegate.openai.request_id import with_request_id
 from tidegate.openai.wrong_parameter import WrongParameter
 from tidegate.outcome import CallerError, ModelNotFound, Overloaded, ServeError
 
@@ -33,7 +34,7 @@ def in_openais_form(handler: Handler) -> Handler:
 
 def error_response(error: Exception) -> web.Response:
     """The answer to an error; one that is no ServeError is our defect and logged in full."""
-    return json_response(error_body(error), status=http_status(error), headers=error_headers(error))
+    return json_response(error_body(error), status=http_status(error), headers=with_request_id(error_headers(error)))
 
 
 def error_json(

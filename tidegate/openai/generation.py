@@ -49,6 +49,7 @@ from tidegate.openai.completions import CompletionRequest
 from tidegate.openai.errors import error_body, in_openais_form
 from tidegate.openai.generated import AnswerForm, ChatForm, CompletionForm, Events, error_event, whole_body
 from tidegate.openai.generation_fields import GenerationOptions, generate_request
+from tidegate.openai.request_id import with_request_id
 from tidegate.openai.wrong_parameter import WrongParameter
 from tidegate.outcome import NotSupported, ServeError
 from tidegate.trace_context import PARENT_KEY
@@ -136,7 +137,7 @@ class GenerationRoutes:
             if asked.called is not None:
                 pieces, usage = asked.called.read(pieces) + asked.called.rest(), asked.called.ended(usage)
             body = whole_body(form, head, pieces, usage, words, token_text=token_text)
-            return json_response(body, headers=words)
+            return json_response(body, headers=with_request_id(words))
 
     async def _stream(
         self,

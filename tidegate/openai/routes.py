@@ -58,6 +58,7 @@ from tidegate.openai import embeddings
 from tidegate.openai.embeddings import EmbeddingsRequest, TokenRow
 from tidegate.openai.errors import Handler, error_json, in_openais_form
 from tidegate.openai.generation import GenerationRoutes
+from tidegate.openai.request_id import with_request_id
 from tidegate.openai.tokens import Tokenizers
 from tidegate.outcome import BadAnswer, DeadlineExceeded, NotSupported, ServeError
 from tidegate.trace_context import PARENT_KEY
@@ -381,7 +382,7 @@ def _answer(
         headers[TRUNCATED_KEY] = str(truncated)
     if PARENT_KEY in calls[0].headers:
         headers.setdefault(PARENT_KEY, calls[0].headers[PARENT_KEY])
-    return json_response(embeddings.answer(asked, rows, found, words), headers=headers)
+    return json_response(embeddings.answer(asked, rows, found, words), headers=with_request_id(headers))
 
 
 def _joined(all_words: Sequence[Mapping[str, str]]) -> dict[str, str]:

@@ -73,7 +73,9 @@ class WritingHost(FakeHost):
         response = InferResponse(
             call.request.model_name, "1", (ids_tensor(OUTPUT_IDS, ids),), call.request.id, usage_parameters(usage)
         )
-        return Reply(response, stages={"queue": 0.001}, route=ROUTE, budget_left_s=1.5, variant="paced")
+        return Reply(
+            response, stages={"queue": 0.001}, route=ROUTE, budget_left_s=1.5, variant="paced", request_id="3fa09c-1"
+        )
 
     async def _stream(self, call: Call, sink: TokenSink, ids: tuple[int, ...]) -> None:
         room, more = sink.window, asyncio.Event()

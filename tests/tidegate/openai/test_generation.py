@@ -91,6 +91,7 @@ async def test_a_chat_is_rendered_by_the_models_template_and_answered_at_once(
     assert (usage.total_tokens, usage.prompt_tokens_details.cached_tokens) == (len(asked.prompt) + written + 1, 3)
     assert made.model_extra is not None
     assert made.model_extra["tidegate"]["tidegate-served-by"] == "edge/attic"
+    assert made._request_id == "3fa09c-1"  # noqa: SLF001 - public, despite its underscore
 
 
 @pytest.mark.slow

@@ -215,6 +215,25 @@ async def test_several_answers_say_together_where_they_were_made(servers: Server
     assert raw.headers["server-timing"] == "link;dur=1000.000"
 
 
+async def test_the_sdk_finds_the_request_of_an_answer_and_of_an_error(
+    servers: Servers, client: openai.AsyncOpenAI
+) -> None:
+    computed = servers.host.computed
+    servers.host.answer = lambda call: replace(computed(call), request_id="3fa09c-1")
+    made = await client.embeddings.create(model="minilm", input="hello")
+    assert made._request_id == "3fa09c-1"  # noqa: SLF001 - public, despite its underscore
+
+    def refuse(call: Call) -> Reply:
+        error = DeadlineExceeded("too late")
+        error.request_id = "3fa09c-2"
+        raise error
+
+    servers.host.answer = refuse
+    with pytest.raises(openai.APIStatusError) as failure:
+        await client.embeddings.create(model="minilm", input="hello")
+    assert failure.value.request_id == "3fa09c-2"
+
+
 async def test_attested_targets_can_be_required_and_the_answer_says_by_what_evidence(
     servers: Servers, client: openai.AsyncOpenAI
 ) -> None:
