@@ -15,7 +15,13 @@ from __future__ import annotations
 import errno
 from typing import Final
 
-_FAILURES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG})
+_FAILURES: Final = frozenset(
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS,
+        # Bad blocks, a checksum that does not hold, structures that do not fit: ext4, XFS, btrfs and F2FS say so.
+        errno.EIO, errno.EBADMSG, getattr(errno, "EUCLEAN", errno.EIO),
+    }
+)  # fmt: skip
 
 
 def is_disk_failure(error: OSError) -> bool:
