@@ -82,6 +82,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """The timers that are set and not cancelled."""
         return [timer for timer in self._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait for the threads, which live in real time, however long: newer Pythons give them 300 s of this clock."""
+        await super().shutdown_default_executor()
+
     def _advance(self, delay_s: float) -> None:
         self._virtual_s += delay_s
 

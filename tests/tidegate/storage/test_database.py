@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,20 @@ async def rows(database: Database) -> list[int]:
 async def test_no_other_account_can_read_what_is_stored(tmp_path: Path, is_old: bool) -> None:
     path = tmp_path / "x.db"
     before = os.umask(0o022)
+    stack = ExitStack()
     try:
         if is_old:  # made by a version that left it to the umask, and killed: its WAL is still there
             old = sqlite3.connect(path)
             old.execute("PRAGMA journal_mode=WAL")
             old.execute("CREATE TABLE of_old (n)")
             assert stat.S_IMODE(path.stat().st_mode) == 0o644
+            stack.callback(old.close)
         async with Database(path, SCHEMA) as database:
             await database.run(insert(1, size=9000))
             modes = modes_in(tmp_path)
     finally:
         os.umask(before)
+        stack.close()
     assert modes == {"x.db": 0o600, "x.db-wal": 0o600, "x.db-shm": 0o600}
 
 

@@ -27,6 +27,7 @@ import msgspec
 Dialect = Literal["tagged", "whole"]
 MAX_CALL_CHARACTERS: Final = 64 * 1024
 MAX_CALLS: Final = 128  # of one answer
+MAX_DEPTH: Final = 128  # of a call's JSON; Python's own bound is another in each version, and so are its readers'
 _OPEN: Final = "<tool_call>"
 _CLOSE: Final = "</tool_call>"
 _WHOLE_MARKS: Final = ("<|python_tag|>", "[TOOL_CALLS]")  # tokens that are special, so they are no part of a text
@@ -171,6 +172,16 @@ def _read(body: str) -> list[ToolCall]:
         return []
 
 
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        nested = [one for one in level if isinstance(one, dict | list)]
+        level = [inner for one in nested for inner in (one.values() if isinstance(one, dict) else one)]
+        if not level:
+            return False
+    return True
+
+
 def _values(body: str) -> list[str]:
     """The JSON values in a text, with white space or ; between them. Raises ValueError."""
     values, at = [], 0
@@ -178,7 +189,9 @@ def _values(body: str) -> list[str]:
         if body[at] in _BETWEEN:
             at += 1
             continue
-        _, end = _scanner.raw_decode(body, at)
+        value, end = _scanner.raw_decode(body, at)
+        if _is_deep(value):
+            raise ValueError(f"nested in more than {MAX_DEPTH} levels")
         values.append(body[at:end])
         at = end
     return values

@@ -50,6 +50,12 @@ def test_calls_in_tags_are_read_and_the_text_before_them_stays(text: str, shown:
     assert read("tagged", *text) == (shown, calls)
 
 
+def test_a_call_may_nest_as_deep_as_any_model_writes() -> None:
+    arguments = '{"a":' * 100 + "1" + "}" * 100
+    shown, calls = read("tagged", f'<tool_call>{{"name": "moon", "arguments": {arguments}}}</tool_call>')
+    assert (shown, [one.arguments for one in calls]) == ("", [arguments])
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -69,6 +75,7 @@ def test_calls_in_tags_are_read_and_the_text_before_them_stays(text: str, shown:
         '{"name": 3}',
         '{"arguments": {}}',
         "[" * 50_000,
+        '{"name": "moon", "arguments": ' + '{"a":' * 127 + "1" + "}" * 128,
         '{"name": "moon", "arguments": ' + '{"a":' * 9_000 + "1" + "}" * 9_001,
         '{"name": "moon", "arguments": {"a": ' + "9" * 5_000 + "}}",
     ],
