@@ -32,6 +32,7 @@ from tidegate.outcome import (
     CapacityError,
     DeadlineExceeded,
     Disconnected,
+    InvalidRequest,
     NotSupported,
     TooLarge,
     Unreachable,
@@ -202,20 +203,24 @@ class LinkClient:
         first_by, next_s = (question.first_by, question.next_s) if has_objectives else (None, None)
 
         def encode(now: float) -> bytes:
-            return frames.request(
-                id,
-                message,
-                budget_s=question.deadline - now,
-                priority=question.priority,
-                variant=question.variant,
-                traceparent=question.traceparent,
-                tracestate=question.tracestate,
-                chunked_bytes=len(message) if chunked else 0,
-                window=0 if tokens is None else tokens.window,
-                ttft_s=None if first_by is None else max(0.0, first_by - now),
-                tpot_s=next_s,
-                origin=question.origin,
-            )
+            try:
+                return frames.request(
+                    id,
+                    message,
+                    budget_s=question.deadline - now,
+                    priority=question.priority,
+                    variant=question.variant,
+                    traceparent=question.traceparent,
+                    tracestate=question.tracestate,
+                    chunked_bytes=len(message) if chunked else 0,
+                    window=0 if tokens is None else tokens.window,
+                    ttft_s=None if first_by is None else max(0.0, first_by - now),
+                    tpot_s=next_s,
+                    origin=question.origin,
+                )
+            except UnicodeEncodeError as exc:  # it ends its own question, and not the stream with all others
+                self._fail(id, InvalidRequest(f"the request holds text that cannot be passed on: {exc.reason}"))
+                return b""
 
         size_bytes = _REQUEST_FRAME_BYTES + (0 if chunked else len(message))
         parcel = Parcel(encode, size_bytes, id, message if chunked else b"")

@@ -30,7 +30,7 @@ _FRAME_OVERHEAD_BYTES = 512  # the memory of a queued small parcel beside its by
 class Parcel(msgspec.Struct, eq=False):  # one goes with every frame: a dataclass takes three times as long to make
     """One frame, or one frame (`encode`) with a message (`body`) that follows it in chunks of the same `id`."""
 
-    encode: Callable[[float], bytes]  # the instant at which it leaves → the frame
+    encode: Callable[[float], bytes]  # the instant at which it leaves → the frame; empty: it cannot be sent
     size_bytes: int  # of the frame, roughly
     id: int = 0
     body: bytes = b""
@@ -126,7 +126,10 @@ class Outbox:
         parcel = self._large.popleft()
         if not parcel.left:
             parcel.left = True
-            frames.append(parcel.encode(now))
+            if not (frame := parcel.encode(now)):
+                self._large_bytes -= len(parcel.body)
+                return
+            frames.append(frame)
         end = min(parcel.sent_bytes + self._chunk_bytes, len(parcel.body))
         frames.append(chunk(parcel.id, parcel.body[parcel.sent_bytes : end]))
         self._large_bytes -= end - parcel.sent_bytes

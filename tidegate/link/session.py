@@ -188,8 +188,9 @@ class LinkSession:
                     return self._finishing
                 self._work.clear()
                 await self._work.wait()
-            if envelope := self._outbox.take(clock.now()):
-                self._make_room()
+            envelope = self._outbox.take(clock.now())
+            self._make_room()  # also where all that waited was dropped
+            if envelope:
                 self.envelopes_sent += 1
                 await self._stream.write(envelope)
 

@@ -35,7 +35,9 @@ GATEWAY_HOP: Final = "gateway"
 
 _KEPT: Final = frozenset({PARENT_KEY, STATE_KEY, OPENAI_TIMEOUT_HEADER, LOAD_FORMAT_KEY, *TOKEN_BUDGET_ALIASES})
 _NEVER_LOST: Final = frozenset({PIN_KEY, REQUIRE_KEY})
-_TRACE: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_TRACE: Final = re.compile("[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]*)?")
+# What every hop can carry: any other character ends a gRPC call, and half of one is no text to protobuf.
+_STATE: Final = re.compile("[ -~]*")
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
 
@@ -44,16 +46,23 @@ def kept_headers(items: Iterable[tuple[str, str]]) -> Mapping[str, str]:
 
     Credentials are not among them: they are read by the guard (`guard.py`) and go no further, into no log and no repr.
 
-    A `traceparent` that is none is dropped, as W3C Trace Context requires: the next service would start a new trace.
+    A `traceparent` that is none is dropped, as W3C Trace Context requires: the next service would start a new trace. So
+    is a `tracestate` that is none.
     """
     kept: dict[str, str] = {}
     for name, value in items:
         key = name.lower()
-        if (key in _KEPT or key.startswith("tidegate-")) and (key != PARENT_KEY or _TRACE.fullmatch(value)):
+        if (key in _KEPT or key.startswith("tidegate-")) and _is_whole(key, value):
             # Of a pin that is sent twice neither value may be lost: both joined are no pin, and are refused. Nor may
             # a requirement be hidden by another.
             kept[key] = f"{kept[key]}, {value}" if key in _NEVER_LOST and key in kept else value
     return kept or _NO_HEADERS
+
+
+def _is_whole(key: str, value: str) -> bool:
+    if key == PARENT_KEY:
+        return _TRACE.fullmatch(value) is not None
+    return key != STATE_KEY or _STATE.fullmatch(value) is not None
 
 
 def call_of(

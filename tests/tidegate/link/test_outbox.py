@@ -108,6 +108,16 @@ def test_dropping_what_has_left_changes_nothing() -> None:
     assert not outbox
 
 
+def test_what_cannot_be_encoded_leaves_nothing_and_what_waits_behind_it_leaves() -> None:
+    outbox = Outbox(chunk_bytes=4)
+    for parcel in (Parcel(lambda _: b"", 8, 1), Parcel(lambda _: b"", 8, 2, b"12345678"), small(3), large(4, 4)):
+        outbox.put(parcel)
+
+    assert leaving(outbox) == ["c3"]
+    assert leaving(outbox) == ["c4", "4:4"]
+    assert repr(outbox) == "<Outbox 0 frames, 0 large messages, 0 bytes>"
+
+
 def test_room_ends_with_the_bytes_that_wait_and_returns_as_they_leave() -> None:
     outbox = Outbox(chunk_bytes=4, room_bytes=6)
     outbox.put(large(1, 8))

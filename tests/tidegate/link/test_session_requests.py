@@ -147,6 +147,26 @@ async def test_a_request_is_checked_against_the_manifest_like_any_other() -> Non
         assert pair.host.calls == []
 
 
+@pytest.mark.parametrize("size", [3, 500])
+def test_text_that_no_frame_can_hold_ends_its_own_question_and_no_other(size: int) -> None:
+    @on_virtual_time
+    async def scenario() -> None:
+        async with running(outbox=Outbox(chunk_bytes=64)) as pair:
+            pair.host.gate.clear()
+            other = asyncio.create_task(pair.ask())
+            await pair.host.begun.acquire()
+
+            with pytest.raises(InvalidRequest, match="cannot be passed on"):
+                await pair.ask(bytes(size), variant="\udcff")
+
+            pair.host.gate.set()
+            assert tensor_of(await other) == b"abc"
+            assert pair.client.pending == 0
+            assert pair.client.open
+
+    scenario()
+
+
 # endings before an answer
 
 

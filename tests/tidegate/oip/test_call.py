@@ -29,10 +29,27 @@ def test_a_transports_deadline_of_years_counts_as_a_week(headers: dict[str, str]
 
 @pytest.mark.parametrize(
     ("value", "kept"),
-    [(TRACE, True), (TRACE + "-of-a-later-version", True), ("zzz", False), ("", False), (TRACE.upper(), False)],
-)
+    [
+        (TRACE, True), (TRACE + "-of-a-later-version", True), ("zzz", False), ("", False), (TRACE.upper(), False),
+        (TRACE + "-\udcff", False), (TRACE + "-é", False),
+    ],
+)  # fmt: skip
 def test_a_traceparent_that_is_none_is_dropped(value: str, kept: bool) -> None:
     assert ("traceparent" in kept_headers([("Traceparent", value)])) is kept
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("congo=t61rcWkgMzE,rojo=00f067aa", True),
+        ("a=1, b=2", True),
+        ("a=\udcff", False),
+        ("a=é", False),
+        ("a=\t1", False),
+    ],
+)
+def test_a_tracestate_that_no_hop_could_carry_is_dropped(value: str, kept: bool) -> None:
+    assert ("tracestate" in kept_headers([("Tracestate", value)])) is kept
 
 
 def test_only_headers_that_a_layer_may_need_are_kept() -> None:
