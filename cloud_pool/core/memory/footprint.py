@@ -94,7 +94,9 @@ class Footprint:
         # Beyond its end, the steepest slope from a size of at most half the last one.
         last_units, last_bytes = self._line[-1]
         slopes = [
-            (last_bytes - peak) / (last_units - units) for units, peak in self._line if units <= last_units / _FAR
+            (last_bytes - peak) / (last_units - units)
+            for units, peak in self._line
+            if units <= last_units / _FAR and units < last_units  # of a batch of no rows nothing lies before
         ]
         self._beyond = EXTRAPOLATION * (max(slopes) if slopes else self._prior)
 

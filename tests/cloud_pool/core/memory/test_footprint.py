@@ -38,6 +38,14 @@ def test_measured_peaks_replace_it_with_a_line_through_them() -> None:
     assert subject.predict_bytes(100.0) == pytest.approx(1_900_000.0)
 
 
+def test_a_batch_of_no_rows_may_be_measured_first() -> None:
+    subject = Footprint(1000.0)
+    subject.record(0.0, 2e6)
+    assert subject.predict_bytes(10.0) == pytest.approx(2e6 + EXTRAPOLATION * 10_000.0)
+    subject.record(4.0, 6e6)
+    assert subject.predict_bytes(8.0) == pytest.approx(6e6 + EXTRAPOLATION * 4e6)
+
+
 def test_a_batch_is_expected_to_take_what_a_smaller_one_took() -> None:
     subject = Footprint(1000.0)
     subject.record(10.0, 5e6)
