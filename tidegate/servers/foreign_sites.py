@@ -60,7 +60,7 @@ class SitePolicy:
             return ""
         if "*" in self._allowed or (origin is not None and origin in self._allowed):
             return ""
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _host_of(origin) != host:
             return f"this port answers no other site, and {origin[:_SHOWN]!r} is one (allowed_origins)"
         if origin is None and fetch_site == "cross-site":
             return "this port answers no other site, and the browser says that the request is one's (allowed_origins)"
@@ -85,6 +85,14 @@ class SitePolicy:
 
     def __repr__(self) -> str:
         return f"<SitePolicy {'loopback' if self._is_local else 'network'}, {len(self._allowed)} foreign sites>"
+
+
+def _host_of(origin: str) -> str:
+    """The host and port of an `Origin`; "" of one that has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:  # `http://[`
+        return ""
 
 
 def is_address(host: str) -> bool:

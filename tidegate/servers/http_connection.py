@@ -24,6 +24,7 @@ from tidegate.outcome import DeadlineExceeded, InternalError, InvalidRequest, Se
 from tidegate.servers.connection_limits import ConnectionTable, client_key
 
 _BAD_EXPECT: Final = int(HTTPStatus.EXPECTATION_FAILED)  # every answer is compared with it, and a class is slower
+_WRONG_EXPECT: Final = "the header Expect may only be 100-continue"
 _TOO_MANY: Final = "Too many headers received"  # as aiohttp's parsers say it, without a class of its own
 
 
@@ -95,7 +96,7 @@ class HttpConnection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         self._endless = False
         if resp.status == _BAD_EXPECT:  # aiohttp's own, which no middleware sees
-            resp = _refusal(InvalidRequest("the header Expect may only be 100-continue"), resp.status)
+            resp = _refusal(InvalidRequest(_WRONG_EXPECT), resp.status)
         if self._leaving:
             resp.force_close()
         return await super().finish_response(request, resp, start_time)
@@ -107,8 +108,11 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
-        answer = _refused(status, exc, message)
+        if isinstance(exc, UnicodeEncodeError) and not request.headers.get("Expect", "").isascii():
+            answer = _refusal(InvalidRequest(_WRONG_EXPECT), _BAD_EXPECT)  # aiohttp fails at quoting it
+        else:
+            super().handle_error(request, status, exc, message)  # logs it, and raises where an answer has begun
+            answer = _refused(status, exc, message)
         answer.force_close()
         return answer
 

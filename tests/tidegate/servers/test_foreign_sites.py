@@ -35,6 +35,7 @@ def test_programs_and_the_sites_own_pages_are_let_in(
     [
         ("0.0.0.0", LAN, "https://evil.example", "cross-site"),
         ("0.0.0.0", LAN, "null", None),  # a sandboxed frame, or a file
+        ("0.0.0.0", LAN, "http://[", None),  # no address of any site
         ("0.0.0.0", f"{LAN}:8000", f"http://{LAN}:9000", "same-site"),
         ("0.0.0.0", LAN, None, "cross-site"),  # an image or a form, which names no origin
         ("127.0.0.1", "evil.example:8000", "http://evil.example:8000", "same-origin"),  # DNS rebinding

@@ -94,6 +94,7 @@ HELLO = b"GET / HTTP/1.1\r\nHost: x\r\n"
     (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", 431, "a header or the request line has more than 8190 bytes"),
     (HELLO + b"X: y\r\n" * 200 + b"\r\n", 431, "too many headers"),
     (HELLO + b"Connection: close\r\nExpect: soup\r\n\r\n", 417, "the header Expect may only be 100-continue"),
+    (HELLO + b"Connection: close\r\nExpect: \xff\r\n\r\n", 417, "the header Expect may only be 100-continue"),
     (HELLO + b"Connection: close\r\n\r\n", 500, "internal error"),
 ])  # fmt: skip
 async def test_what_no_route_answers_is_refused_in_the_form_of_all_errors(sent: bytes, status: int, words: str) -> None:
