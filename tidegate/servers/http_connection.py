@@ -5,6 +5,11 @@ headers that come a byte at a time keep it until then. Here a request that has b
 what it wants. The clock starts only where a first packet does not hold the whole head, so that ordinary requests pay
 for one comparison. Bodies have clocks of their own (`tidegate/oip/http/body.py`).
 
+A chunked body may end with trailer fields, of which nothing is read here. aiohttp's parser holds the last of them back
+and takes it for the first header of the next request, which behind a proxy is another caller's: its `Authorization`
+would then be the first caller's choice. So a connection ends after a chunked request, unless the bytes that came last
+are those by which a body without trailers ends.
+
 What is refused before any route sees it (bytes that are no HTTP, headers that are too large, an `Expect` that is not
 known) is answered as other errors are, in JSON.
 """
@@ -24,6 +29,8 @@ from tidegate.outcome import DeadlineExceeded, InternalError, InvalidRequest, Se
 from tidegate.servers.connection_limits import ConnectionTable, client_key
 
 _BAD_EXPECT: Final = int(HTTPStatus.EXPECTATION_FAILED)  # every answer is compared with it, and a class is slower
+_BODY_END: Final = b"\r\n0\r\n\r\n"  # of a chunked body without trailers; no trailer field can end so
+_END_BYTES: Final = len(_BODY_END)
 _WRONG_EXPECT: Final = "the header Expect may only be 100-continue"
 _TOO_MANY: Final = "Too many headers received"  # as aiohttp's parsers say it, without a class of its own
 
@@ -48,6 +55,7 @@ class HttpConnection(web.RequestHandler):
         self._head: asyncio.TimerHandle | None = None
         self._endless = False
         self._leaving = False
+        self._last_bytes = b""
 
     @property
     def under_way(self) -> bool:
@@ -84,6 +92,7 @@ class HttpConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._last_bytes = data[-_END_BYTES:] if len(data) >= _END_BYTES else (self._last_bytes + data)[-_END_BYTES:]
         super().data_received(data)
         if self._messages:
             self._stop_clock()
@@ -97,7 +106,7 @@ class HttpConnection(web.RequestHandler):
         self._endless = False
         if resp.status == _BAD_EXPECT:  # aiohttp's own, which no middleware sees
             resp = _refusal(InvalidRequest(_WRONG_EXPECT), resp.status)
-        if self._leaving:
+        if self._leaving or ("Transfer-Encoding" in request.headers and self._may_have_trailers(request)):
             resp.force_close()
         return await super().finish_response(request, resp, start_time)
 
@@ -115,6 +124,10 @@ class HttpConnection(web.RequestHandler):
             answer = _refused(status, exc, message)
         answer.force_close()
         return answer
+
+    def _may_have_trailers(self, request: web.BaseRequest) -> bool:
+        """Whether the parser may hold a trailer of this chunked request, or has given it to one that waits."""
+        return bool(self._messages) or self._last_bytes != _BODY_END or not request.content.is_eof()
 
     def _stop_clock(self) -> None:
         if self._head is not None:

@@ -108,6 +108,50 @@ async def test_what_no_route_answers_is_refused_in_the_form_of_all_errors(sent: 
     assert said["error"].startswith(words) and "\n" not in said["error"]
 
 
+CHUNKED = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+NEXT = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def _says_its_headers(request: web.Request) -> web.Response:
+    await request.read()
+    return web.Response(text=f"{request.method} by {request.headers.get('Authorization', 'nobody')};")
+
+
+def door_that_says_its_headers() -> AbstractAsyncContextManager[str]:
+    routes = [web.post("/", _says_its_headers), web.get("/", _says_its_headers)]
+    return open_http_server(routes, "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1)
+
+
+@pytest.mark.parametrize("end", [b"0\r\nAuthorization: me\r\n\r\n", b"0\r\nX: 0\r\nAuthorization: me\r\n\r\n"])
+@pytest.mark.parametrize("sent", ["together", "in turn", "by byte"])
+async def test_a_trailer_is_no_header_of_the_next_request(end: bytes, sent: str) -> None:
+    first = CHUNKED + b"3\r\nabc\r\n" + end
+    parts = {"together": [first + NEXT], "in turn": [first, NEXT], "by byte": [bytes([one]) for one in first]}[sent]
+    async with door_that_says_its_headers() as address, connection(address) as (reader, writer):
+        for part in parts:
+            writer.write(part)
+            await clock.sleep(0.001)
+        async with asyncio.timeout(10.0):
+            answers = await reader.read()
+
+    assert answers.count(b"HTTP/1.1 200") == 1
+    assert b"POST by nobody;" in answers
+    assert b"Connection: close" in answers
+
+
+@pytest.mark.parametrize("body", [b"3\r\nabc\r\n0\r\n\r\n", b"0\r\n\r\n"])
+@pytest.mark.parametrize("split_at", [1, 4, 9])
+async def test_a_chunked_request_without_trailers_leaves_its_connection_open(body: bytes, split_at: int) -> None:
+    async with door_that_says_its_headers() as address, connection(address) as (reader, writer):
+        for part in (CHUNKED + body[:split_at], body[split_at:]):
+            writer.write(part)
+            await clock.sleep(0.01)
+        async with asyncio.timeout(10.0):
+            assert b"Connection: close" not in await reader.readuntil(b"POST by nobody;")
+            writer.write(NEXT)
+            await reader.readuntil(b"GET by nobody;")
+
+
 async def test_a_handler_that_times_out_by_itself_is_answered_as_late() -> None:
     async def late(_: web.Request) -> web.Response:
         raise TimeoutError
