@@ -128,11 +128,11 @@ class GatewayGuard:
 def _credential(presented: PresentedCredentials) -> str:
     """Return the presented key or token, "" for none. Raises UnprovedCredential."""
     authorization, key = presented.authorization, presented.key
-    if not authorization:
-        return key.strip()
-    if authorization[: len(_BEARER)].lower() != _BEARER:
+    if authorization and authorization[: len(_BEARER)].lower() != _BEARER:
         raise UnprovedCredential("of the schemes of `Authorization` only `Bearer` is known here", "scheme")
-    text = authorization[len(_BEARER) :].strip()
+    text = authorization[len(_BEARER) :].strip() if authorization else key.strip()
+    if "," in text or "," in key:  # one of them came twice, and not the same
+        raise UnprovedCredential("two different credentials are shown", "ambiguous")
     if key and key.strip() != text:
         raise UnprovedCredential("`Authorization` and `x-api-key` show two different credentials", "ambiguous")
     return text

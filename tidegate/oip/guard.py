@@ -10,7 +10,7 @@ Health needs no credential, since load balancers have no credentials and learn f
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -31,6 +31,11 @@ class PresentedCredentials(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<PresentedCredentials over {self.protocol} by {self.peer}>"
+
+
+def shown_as_one(values: Sequence[str]) -> str:
+    """All that a caller shows under one name. Two that differ are joined by a comma, which no credential has."""
+    return values[0] if len(values) == 1 else ", ".join(dict.fromkeys(values))
 
 
 class Guard(Protocol):

@@ -99,6 +99,25 @@ async def test_a_key_may_come_as_x_api_key_but_not_beside_another(tmp_path: Path
         assert (await infer(gateway, session, both))[0] == 401
 
 
+@pytest.mark.parametrize("name", ["authorization", "x-api-key"])
+async def test_two_credentials_of_one_name_are_none_over_http_and_grpc(tmp_path: Path, name: str) -> None:
+    async with guarded(tmp_path, auth={"anonymous": "guests"}) as (gateway, session, keys, _):
+        scheme = "Bearer " if name == "authorization" else ""
+        good, other = scheme + keys.texts["good"], scheme + keys.texts["proxy"]
+        async with grpc.aio.insecure_channel(gateway.addresses["grpc"]) as channel:
+            ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            for shown, status in (((good, good), 200), ((good, other), 401), ((other, good), 401), ((good, ""), 401)):
+                pairs = [(name, one) for one in shown]
+                async with session.post(gateway.addresses["http"] + INFER, json=BODY, headers=pairs) as response:
+                    assert response.status == status
+                message = message_from_request(echo_request()).SerializeToString()
+                if status == 200:
+                    await ask(message, metadata=pairs)
+                    continue
+                with pytest.raises(grpc.aio.AioRpcError, match="two different credentials"):
+                    await ask(message, metadata=pairs)
+
+
 async def test_anonymous_callers_have_a_tenant_where_there_is_one_but_a_wrong_key_is_still_wrong(
     tmp_path: Path,
 ) -> None:

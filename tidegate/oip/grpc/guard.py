@@ -8,16 +8,16 @@ from typing import Any
 
 import grpc
 
-from tidegate.oip.guard import KEY_HEADER, PresentedCredentials
+from tidegate.oip.guard import KEY_HEADER, PresentedCredentials, shown_as_one
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 def credentials_over_grpc(metadata: Iterable[tuple[str, str]], context: Context, protocol: str) -> PresentedCredentials:
-    shown = {key: value for key, value in metadata if key in ("authorization", KEY_HEADER)}
+    said = list(metadata)
     return PresentedCredentials(
-        shown.get("authorization", ""),
-        shown.get(KEY_HEADER, ""),
+        shown_as_one([value for key, value in said if key == "authorization"]),
+        shown_as_one([value for key, value in said if key == KEY_HEADER]),
         lambda: _certificate(context),
         protocol,
         context.peer() or "",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from tidegate.oip.guard import KEY_HEADER, PresentedCredentials
+from tidegate.oip.guard import KEY_HEADER, PresentedCredentials, shown_as_one
 
 
 def credentials_over_http(request: web.BaseRequest, protocol: str) -> PresentedCredentials:
     headers = request.headers
     return PresentedCredentials(
-        headers.get("Authorization", ""),
-        headers.get(KEY_HEADER, ""),
+        shown_as_one(headers.getall("Authorization", ())),
+        shown_as_one(headers.getall(KEY_HEADER, ())),
         lambda: _certificate(request),
         protocol,
         request.remote or "",
