@@ -26,7 +26,7 @@ from tests.support.pool.fake_worker import FakeWorker
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
 from tidegate.models.manifest import Manifest, Variant
-from tidegate.outcome import ModelNotFound, NotSupported, Unreachable
+from tidegate.outcome import InvalidRequest, ModelNotFound, NotSupported, Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.serving.target_host import TargetHost
 from tidegate.types import Call, Datatype, InferRequest, Parameters
@@ -134,6 +134,18 @@ def test_a_demand_that_no_variant_satisfies_is_refused_with_the_variants_that_ar
         async with target(MODEL) as host:
             with pytest.raises(NotSupported, match=r"has no variant 'bf16' of 'double.*' \(here: small, full\)"):
                 await host.infer(call(variant="bf16"))
+
+    check()
+
+
+def test_bytes_that_are_no_text_are_the_callers_fault_where_an_engine_reads_texts(target: Target) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with target(MODEL) as host:
+            tensor = array_to_tensor("x", np.array([[b"a", b"\xff"]], dtype=object), Datatype.BYTES)
+            asked = call(request=replace(call().request, inputs=(tensor,)))
+            with pytest.raises(InvalidRequest, match="input 'x': element 1 of its data is no UTF-8"):
+                await host.infer(asked)
 
     check()
 

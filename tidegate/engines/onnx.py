@@ -79,12 +79,23 @@ class OnnxEngine:
 
     def infer(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """All outputs by name. Blocks. Raises EngineError."""
-        feed = {name: np.ascontiguousarray(array) for name, array in inputs.items()}
+        feed = {name: self._fed(array) for name, array in inputs.items()}
         try:
             values = self._session.run(None, feed)
         except Exception as error:  # as above
             raise failure_of(error, f"{self.artefact.name}: ONNX Runtime cannot run it") from error
         return dict(zip(self.outputs, values, strict=True))
+
+    def _fed(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The array as the runtime takes it: strings as texts. Of `bytes` it would take the Python literal, b'…'."""
+        if not array.dtype.hasobject:
+            return np.ascontiguousarray(array)
+        texts = np.empty(array.size, dtype=object)
+        try:
+            texts[:] = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1)]
+        except UnicodeDecodeError as error:
+            raise EngineError(f"{self.artefact.name}: ONNX Runtime takes texts, which one is not: {error}") from error
+        return texts.reshape(array.shape)
 
     def __repr__(self) -> str:
         provider = self._session.get_providers()[0].removesuffix("ExecutionProvider")

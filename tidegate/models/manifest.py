@@ -123,6 +123,11 @@ class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
         return self.engine == "paced"
 
     @property
+    def reads_texts(self) -> bool:
+        """Whether elements of BYTES have to be UTF-8: its engine knows texts and no other bytes."""
+        return self.engine == "onnx"
+
+    @property
     def follows_schemas(self) -> bool:
         """Whether its generations can be held to a JSON schema."""
         return self.generation is not None and self.engine in ("onnxruntime-genai", "paced")

@@ -30,7 +30,7 @@ from tidegate.models.manifest import Manifest, TensorSpec, Variant
 from tidegate.models.work import work_of
 from tidegate.oip.host import ModelStatistics
 from tidegate.oip.request_constraints import check_is_no_gateways
-from tidegate.outcome import InternalError, ModelNotFound, NotSupported, Outcome, Unreachable
+from tidegate.outcome import InternalError, InvalidRequest, ModelNotFound, NotSupported, Outcome, Unreachable
 from tidegate.serving.joint_queue import TargetQueue
 from tidegate.serving.model_table import ModelTable
 from tidegate.serving.target_model import Computation, Computed, TargetModel
@@ -126,6 +126,7 @@ class TargetHost(Generic[M]):
             NotSupported: no variant takes this work or is the demanded one; or the demand is one for a gateway.
             Unreachable: the model has no worker, or lost it during this call, or the target is shutting down.
             ServeError: as `check_open`, `TargetModel.choose` and `TargetModel.compute` say.
+            InvalidRequest: bytes that are no text, for an engine that reads texts.
             InternalError: the engine raised, or did not give what the manifest promises.
         """
         check_is_no_gateways(call, self._server_name)
@@ -162,6 +163,8 @@ class TargetHost(Generic[M]):
         variant = model.choose(self._demanded(model, call.variant), work, call.variant)
         deadline = _deadline(manifest, call)
         arrays = {tensor.name: tensor_to_array(tensor) for tensor in request.inputs}
+        if variant.reads_texts and manifest.pipeline is None:
+            _check_texts(arrays)
         computed = await model.compute(Computation(call, arrays, variant, work, deadline, trace))
         return Reply(
             response=_response(manifest, request, computed),
@@ -193,6 +196,20 @@ class TargetHost(Generic[M]):
 
 def _deadline(manifest: Manifest, call: Call) -> float:
     return call.arrived_at + manifest.default_budget_s if call.deadline is None else call.deadline
+
+
+def _check_texts(arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Raises InvalidRequest where an element of BYTES is no text: the engine would fail, as by a poisonous request."""
+    for name, array in arrays.items():
+        if not array.dtype.hasobject:
+            continue
+        for index, item in enumerate(array.reshape(-1)):
+            try:
+                item.decode()
+            except UnicodeDecodeError as error:
+                raise InvalidRequest(
+                    f"input {name!r}: element {index} of its data is no UTF-8 text, and this model reads nothing else"
+                ) from error
 
 
 def _response(manifest: Manifest, request: InferRequest, computed: Computed) -> InferResponse:

@@ -111,3 +111,26 @@ def checked(artefact: Path) -> str:
         check=True,
     )
     return str(json.loads(said.stdout)["problem"])
+
+
+def echo_of_texts(path: Path) -> Path:
+    strings = [helper.make_tensor_value_info(name, TensorProto.STRING, ["n"]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "echo", strings[:1], strings[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_bytes_reach_the_model_as_the_texts_that_they_are(tmp_path: Path) -> None:
+    engine = OnnxEngine(echo_of_texts(tmp_path / "m.onnx"))
+
+    for texts in (["a", "é\u4e2d", "", "z\0y"], []):
+        given = np.array([text.encode() for text in texts], dtype=object)
+        assert engine.infer({"x": given})["y"].tolist() == texts
+        assert engine.infer({"x": np.array(texts, dtype=object)})["y"].tolist() == texts
+
+
+def test_bytes_that_are_no_text_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    engine = OnnxEngine(echo_of_texts(tmp_path / "m.onnx"))
+
+    with pytest.raises(EngineError, match=r"m\.onnx: ONNX Runtime takes texts"):
+        engine.infer({"x": np.array([b"\xff"], dtype=object)})
