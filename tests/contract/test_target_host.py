@@ -138,6 +138,24 @@ def test_a_demand_that_no_variant_satisfies_is_refused_with_the_variants_that_ar
     check()
 
 
+@pytest.mark.parametrize("place", ["header", "parameter"])
+def test_a_version_may_be_demanded_beside_the_path_and_no_other_answers(target: Target, place: str) -> None:
+    def demanding(version: str, named: str = "") -> Call:
+        said = {"tidegate-version": version}
+        return call(version=named, headers=said) if place == "header" else call(version=named, parameters=said)
+
+    @on_virtual_time
+    async def check() -> None:
+        async with target(MODEL) as host:
+            assert (await host.infer(demanding("1"))).response.model_version == "1"
+            with pytest.raises(ModelNotFound, match=r"no version '9' on .*/one"):
+                await host.infer(demanding("9"))
+            # A gateway has resolved what its caller said, and names the version.
+            assert (await host.infer(demanding("candidate", named="1"))).response.model_version == "1"
+
+    check()
+
+
 def test_bytes_that_are_no_text_are_the_callers_fault_where_an_engine_reads_texts(target: Target) -> None:
     @on_virtual_time
     async def check() -> None:

@@ -5,9 +5,9 @@
 
 OIP over gRPC, OIP over HTTP and the link stream all end here, so a request is treated alike however it arrived.
 
-A caller may demand a variant by its name or by its precision (`docs/headers.md`). A caller without a deadline gets the
-model's default budget, so that everything in a queue has a deadline. Each load report has the next sequence number of
-the epoch, whichever way it is sent.
+A caller may demand a version, and a variant by its name or by its precision (`docs/headers.md`). A caller without a
+deadline gets the model's default budget, so that everything in a queue has a deadline. Each load report has the next
+sequence number of the epoch, whichever way it is sent.
 
 What differs is injected: the models (`target_model.py`), the queue whose load is reported, and what closes the target.
 """
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any, Generic, TypeVar
 
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from tidegate import clock
@@ -28,8 +29,9 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.metrics.served import ServedCounts
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
 from tidegate.models.work import work_of
+from tidegate.oip.check import check
 from tidegate.oip.host import ModelStatistics
-from tidegate.oip.request_constraints import check_is_no_gateways
+from tidegate.oip.request_constraints import check_is_no_gateways, version_of
 from tidegate.outcome import InternalError, InvalidRequest, ModelNotFound, NotSupported, Outcome, Unreachable
 from tidegate.serving.joint_queue import TargetQueue
 from tidegate.serving.model_table import ModelTable
@@ -126,10 +128,12 @@ class TargetHost(Generic[M]):
             NotSupported: no variant takes this work or is the demanded one; or the demand is one for a gateway.
             Unreachable: the model has no worker, or lost it during this call, or the target is shutting down.
             ServeError: as `check_open`, `TargetModel.choose` and `TargetModel.compute` say.
-            InvalidRequest: bytes that are no text, for an engine that reads texts.
+            InvalidRequest: the demanded version takes no such request; or bytes are no text, which its engine reads.
             InternalError: the engine raised, or did not give what the manifest promises.
         """
         check_is_no_gateways(call, self._server_name)
+        if call.headers or call.request.parameters:
+            call = self._of_demanded_version(call)
         began_at = clock.now()
         model = self.models.find(call.request.model_name, call.request.model_version)
         manifest = model.manifest
@@ -148,6 +152,17 @@ class TargetHost(Generic[M]):
         self.served.answered(manifest.name, manifest.version, reply)
         self._traces.answered(trace, call, reply)
         return reply
+
+    def _of_demanded_version(self, call: Call) -> Call:
+        """The call for the version that its header or parameter demands. A gateway's names the version already."""
+        request = call.request
+        demanded = "" if request.model_version else version_of(call.headers, request.parameters)
+        if not demanded:
+            return call
+        manifest = self.models.find(request.model_name, demanded).manifest
+        request = request.pinned(demanded)
+        check(request, manifest)  # until now it was held against the version that answers without a demand
+        return replace(call, request=request)
 
     def _check_in_time(self, manifest: Manifest, call: Call) -> None:
         now = clock.now()
