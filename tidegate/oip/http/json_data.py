@@ -2,7 +2,8 @@
 
 JSON numbers become bytes once. 1.5 is no INT64, 300 no UINT8, 1e39 no FP32: elements are read into a type that holds
 whatever JSON may say and compared after they were narrowed, so that nothing is rounded, wrapped or cut to fit. Only a
-float may lose digits on its way to FP32. FP16 and BF16 have no JSON form; BYTES are UTF-8 text.
+float may lose digits on its way to FP32. FP16 and BF16 have no JSON form, nor have infinity and NaN, of which a reader
+of `null` would make the same; BYTES are UTF-8 text.
 
 Data is nested as its shape says or flat with as many elements. Which of the two is seen from its first brackets, and
 then one typed decoder reads it all: a list of another depth or with another element in it is no list of this type. The
@@ -144,5 +145,9 @@ def json_of(tensor: Tensor) -> list[Any]:
         raise InvalidRequest(f"output {tensor.name!r} is no UTF-8 text; ask for binary data") from error
     except InvalidRequest as error:
         raise BadAnswer(error.message) from error
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise InvalidRequest(
+            f"output {tensor.name!r} holds infinity or NaN, which have no JSON form; ask for binary data"
+        )
     values: list[Any] = array.reshape(-1).tolist()
     return values

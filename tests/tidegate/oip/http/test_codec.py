@@ -338,6 +338,8 @@ def test_texts_are_answered_as_texts() -> None:
 
 @pytest.mark.parametrize(("tensor", "error"), [
     (Tensor("y", Datatype.FP16, (1,), b"12"), InvalidRequest),
+    (Tensor("y", Datatype.FP32, (2,), struct.pack("<ff", 1.0, float("inf"))), InvalidRequest),
+    (Tensor("y", Datatype.FP64, (1,), struct.pack("<d", float("nan"))), InvalidRequest),
     (Tensor("y", Datatype.BYTES, (1,), struct.pack("<I", 1) + b"\xff"), InvalidRequest),
     (Tensor("y", Datatype.FP32, (2,), b"1234"), BadAnswer),
     (Tensor("y", Datatype.BYTES, (1,), b"\xff"), BadAnswer),
