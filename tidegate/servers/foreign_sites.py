@@ -6,7 +6,11 @@ On a loopback address a page can also come under a name of its own that resolves
 rebinding), and then its `Origin` is that name: so a request with these headers must call a loopback port by address or
 as localhost. Programs send none of them, and pay for two look-ups.
 
-Behind a proxy that changes `Host`, every page is foreign: `allowed_origins` names the sites that are not.
+Behind a proxy that changes `Host`, every page is foreign: `allowed_origins` names the sites that are not. A browser
+lets a page of one of them ask and read only where the port says so (CORS): its preflights are answered here, and its
+answers name it. Credentials of the browser's own (cookies, certificates) are never asked for: keys are in headers.
+
+Source: WHATWG, Fetch, "HTTP extensions" (CORS).
 """
 
 from __future__ import annotations
@@ -24,6 +28,11 @@ from tidegate.servers.address import is_loopback
 Entrance = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _SHOWN: Final = 200
+_PREFLIGHT: Final = {
+    "Access-Control-Allow-Methods": "*",
+    "Access-Control-Allow-Headers": "*, Authorization",  # which the star does not mean
+    "Access-Control-Max-Age": "600",
+}
 _SCHEMES: Final = ("http", "https")
 
 
@@ -68,13 +77,34 @@ class SitePolicy:
             return f"pages call this port by address or as localhost, not as {host[:_SHOWN]!r} (allowed_origins)"
         return ""
 
+    def shared_with(self, origin: str | None) -> dict[str, str]:
+        """The headers by which a browser lets a page of `origin` read an answer; none for a site that is not named."""
+        if origin is None or not self._allowed:
+            return {}
+        named = "*" if "*" in self._allowed else origin if origin in self._allowed else ""
+        if not named:
+            return {}
+        return {"Access-Control-Allow-Origin": named, "Access-Control-Expose-Headers": "*", "Vary": "Origin"}
+
+    async def share(self, request: web.BaseRequest, answer: web.StreamResponse) -> None:
+        """Add them to an answer that is about to be sent."""
+        answer.headers.update(self.shared_with(request.headers.get("Origin")))
+
     def ahead_of(self, entrance: Entrance) -> Entrance:
         """The entrance of a server, with this check before it."""
 
         async def judged(request: web.BaseRequest) -> web.StreamResponse:
             headers = request.headers
             why = self.refusal(request.host, headers.get("Origin"), headers.get("Sec-Fetch-Site"))
-            return web.json_response({"error": why}, status=403) if why else await entrance(request)
+            if why:
+                return web.json_response({"error": why}, status=403)
+            is_preflight = request.method == "OPTIONS" and "Access-Control-Request-Method" in headers
+            if is_preflight and (shared := self.shared_with(headers.get("Origin"))):
+                return web.Response(status=204, headers=shared | _PREFLIGHT)
+            answer = await entrance(request)
+            if not answer.prepared:
+                await self.share(request, answer)
+            return answer
 
         def checked(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
             headers = request.headers

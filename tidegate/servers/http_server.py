@@ -64,7 +64,7 @@ async def open_http_server(
         limits: connections, headers, and how slowly they may come.
         drain: empties the port before it closes, at its owner's word.
         connections: of several ports that share one limit; None: the port has its own, by `limits`.
-        allowed_origins: web sites besides the port's own whose pages may call it (`foreign_sites.py`).
+        allowed_origins: web sites besides the port's own whose pages may call it and read (`foreign_sites.py`).
         handed: sockets of `host` and `port` that its owner accepts on as it likes; None: they are bound here.
         path: serve on a unix socket at this path, which no other machine and no other account can reach.
 
@@ -73,6 +73,9 @@ async def open_http_server(
     """
     app = web.Application(client_max_size=max_body_bytes, middlewares=list(middlewares))
     app.add_routes(routes)
+    sites = SitePolicy(host, allowed_origins)
+    if allowed_origins:  # streams are prepared by their handlers
+        app.on_response_prepare.append(sites.share)
     _log.addFilter(_is_news)
     runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace_s, logger=_log)
     await runner.setup()
@@ -83,7 +86,7 @@ async def open_http_server(
         assert runner.server is not None
         runner.server.request_handler = _guarded(runner.server.request_handler, secured)
     assert runner.server is not None
-    runner.server.request_handler = SitePolicy(host, allowed_origins).ahead_of(runner.server.request_handler)
+    runner.server.request_handler = sites.ahead_of(runner.server.request_handler)
     drain = drain or HttpDrain()
     assert runner.server is not None
     drain.add(runner.server)

@@ -68,3 +68,47 @@ async def test_a_real_port_refuses_a_foreign_page_before_its_handler_runs() -> N
             assert answer.status == 200
         async with session.post(address, data=b"x") as answer:
             assert answer.status == 200
+
+
+async def _streams(request: web.Request) -> web.StreamResponse:
+    answer = web.StreamResponse()
+    await answer.prepare(request)
+    await answer.write(b"ok")
+    return answer
+
+
+APP = "https://app.example"
+ASKS = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,tidegate-budget-ms"}
+
+
+@pytest.mark.parametrize(("allowed", "named"), [([APP, "https://other.example"], APP), (["*"], "*")])
+async def test_a_page_of_a_named_site_may_ask_and_read_what_it_is_answered(allowed: list[str], named: str) -> None:
+    routes = [web.post("/", _ok), web.get("/stream", _streams)]
+    door = open_http_server(
+        routes, "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1, allowed_origins=allowed
+    )
+    async with door as address, aiohttp.ClientSession(headers={"Origin": APP}) as session:
+        async with session.options(address, headers=ASKS) as answer:
+            assert answer.status == 204
+            assert answer.headers["Access-Control-Allow-Origin"] == named
+            assert answer.headers["Access-Control-Allow-Headers"] == "*, Authorization"
+            assert answer.headers["Access-Control-Allow-Methods"] == "*"
+        for verb, path, status in (("POST", "/", 200), ("GET", "/stream", 200), ("GET", "/nothing", 404)):
+            async with session.request(verb, address + path) as answer:
+                assert answer.status == status
+                assert answer.headers.getall("Access-Control-Allow-Origin") == [named]
+                assert answer.headers["Vary"] == "Origin"
+
+
+async def test_neither_the_ports_own_pages_nor_others_nor_programs_are_told_of_sharing() -> None:
+    door = open_http_server(
+        [web.post("/", _ok)], "127.0.0.1", 0, key="http_port", max_body_bytes=100, grace_s=0.1, allowed_origins=[APP]
+    )
+    async with door as address, aiohttp.ClientSession() as session:
+        for origin, status in ({"Origin": address}, 200), ({"Origin": "https://evil.example"}, 403), ({}, 200):
+            async with session.post(address, headers=origin) as answer:
+                assert answer.status == status
+                assert "Access-Control-Allow-Origin" not in answer.headers
+        async with session.options(address, headers={"Origin": "https://evil.example", **ASKS}) as answer:
+            assert answer.status == 403
+            assert "Access-Control-Allow-Origin" not in answer.headers
