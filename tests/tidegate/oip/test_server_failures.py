@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import aiohttp
@@ -17,6 +18,7 @@ from tests.support.serving.oip_requests import GOOD
 from tests.support.serving.oip_servers import MAX_BYTES, Servers
 from tidegate.oip.grpc.codec import message_from_request
 from tidegate.oip.grpc.server import OipService
+from tidegate.oip.http.codec import HEADER_LENGTH_KEY
 from tidegate.outcome import ERRORS, DeadlineExceeded, NothingAlive, Overloaded, ServeError, error_from_code
 from tidegate.types import Reply
 
@@ -69,6 +71,32 @@ async def test_a_defect_is_logged_in_full_and_told_in_two_words(
         await grpc_infer(servers)
     assert (refused.value.code().name, refused.value.details()) == ("INTERNAL", "internal error")
     assert "hunter2" in capsys.readouterr().out
+
+
+HALF = {"name": "out_FP16"}
+INPUT = {"name": "in_FP16", "datatype": "FP16", "shape": [1], "parameters": {"binary_data_size": 2}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        ({"outputs": [HALF]}, 400),
+        ({"outputs": [HALF, {"name": "out_FP32"}], "parameters": {"binary_data_output": False}}, 400),
+        ({}, 400),  # all of them
+        ({"outputs": [{**HALF, "parameters": {"binary_data": True}}]}, 200),
+        ({"outputs": [{**HALF, "parameters": {"classification": 1}}]}, 200),
+        ({"parameters": {"binary_data_output": True}}, 200),
+    ],
+)
+async def test_what_could_not_be_answered_in_json_is_refused_before_it_is_computed(
+    servers: Servers, asked: dict[str, Any], status: int
+) -> None:
+    head = json.dumps({"inputs": [INPUT], **asked}).encode()
+    url, headers = f"http://{servers.http}/v2/models/mirror/infer", {HEADER_LENGTH_KEY: str(len(head))}
+    async with aiohttp.ClientSession() as session, session.post(url, data=head + b"\0<", headers=headers) as response:
+        assert response.status == status, await response.text()
+    assert len(servers.host.calls) == (status == 200)
+    assert [error.code for _, _, error in servers.refused] == ([] if status == 200 else ["invalid_request"])
 
 
 async def test_an_answer_over_the_limit_is_refused_by_grpc_with_the_reason(servers: Servers) -> None:

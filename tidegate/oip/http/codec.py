@@ -21,7 +21,7 @@ Source: Triton's binary tensor data extension.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import prod
 from types import MappingProxyType
 from typing import Any, Final
@@ -32,7 +32,7 @@ from tidegate.models.manifest import Manifest
 from tidegate.oip.check import quoted_input
 from tidegate.oip.content_limits import DEFAULT, ContentLimits
 from tidegate.oip.http.json_bounds import check_json
-from tidegate.oip.http.json_data import InputJson, json_of, raw_of
+from tidegate.oip.http.json_data import InputJson, check_json_form, json_of, raw_of
 from tidegate.oip.parameters import check_not_shared, checked
 from tidegate.outcome import InvalidRequest
 from tidegate.types import (
@@ -162,6 +162,20 @@ def decode_raw_request(body: Buffer, manifest: Manifest, limits: ContentLimits =
     limits.check_shape(spec.name, spec.datatype, shape)
     limits.check_tensors(request.inputs)
     return Decoded(request, BinaryOutputs(default=True))
+
+
+def check_answerable(decoded: Decoded, manifest: Manifest, classes: Container[str]) -> None:
+    """Refuse, before it is computed, an answer that could not be written. Raises InvalidRequest.
+
+    Args:
+        classes: the outputs of which classes are asked, which are text.
+    """
+    binary, named = decoded.binary, {output.name for output in decoded.request.outputs}
+    if not named and (manifest.sequence is not None or manifest.generative is not None):
+        return  # not all that they give is answered unless it is named
+    for spec in manifest.outputs:
+        if (not named or spec.name in named) and spec.name not in binary and spec.name not in classes:
+            check_json_form(spec.name, spec.datatype)
 
 
 def encode_response(response: InferResponse, binary: BinaryOutputs, extra: Mapping[str, str] | None = None) -> Encoded:

@@ -126,6 +126,12 @@ def _form(entry: InputJson) -> str:
     return f"flat or nested array of {entry.datatype.value} in shape {quoted_input(list(entry.shape))}"
 
 
+def check_json_form(name: str, datatype: Datatype) -> None:
+    """Raises InvalidRequest for an output whose datatype has no JSON form."""
+    if datatype in _BINARY_ONLY:
+        raise InvalidRequest(f"output {name!r} is {datatype.value}, which has no JSON form; ask for binary data")
+
+
 def json_of(tensor: Tensor) -> list[Any]:
     """The flat list of an output's elements.
 
@@ -133,10 +139,7 @@ def json_of(tensor: Tensor) -> list[Any]:
         InvalidRequest: it has no JSON form, so the caller must ask for it as binary.
         BadAnswer: its bytes do not fit its shape.
     """
-    if tensor.datatype in _BINARY_ONLY:
-        raise InvalidRequest(
-            f"output {tensor.name!r} is {tensor.datatype.value}, which has no JSON form; ask for binary data"
-        )
+    check_json_form(tensor.name, tensor.datatype)
     try:
         if tensor.datatype is Datatype.BYTES:
             return [item.decode() for item in split_bytes(tensor.raw, name=tensor.name)]

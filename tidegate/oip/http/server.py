@@ -46,6 +46,7 @@ from tidegate.oip.http.codec import (
     BinaryOutputs,
     Decoded,
     Encoded,
+    check_answerable,
     decode_raw_request,
     decode_request,
     encode_response,
@@ -261,6 +262,7 @@ class OipRoutes:
             headers=kept_headers(request.headers.items()),
             arrived_at=arrived_at,
         )
+        check_answerable(decoded, manifest, wanted)
         return call, decoded.binary, wanted, manifest
 
     def _decode(self, request: web.BaseRequest, body: bytes, manifest: Manifest, version: str) -> Decoded:
