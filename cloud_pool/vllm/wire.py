@@ -140,6 +140,7 @@ def request_body(request: GenerateRequest, prompt: Sequence[int], max_tokens: in
             "sampling_params": said,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({"cache_salt": request.cache_salt} if request.cache_salt else {}),
         }
     )
 

@@ -70,6 +70,7 @@ from gateway.core.request.resumption import Resumption
 from gateway.serving.attempt_tokens import AttemptTokens, BeginningJudge, UnreadTokens
 from gateway.serving.context import DispatchContext
 from gateway.serving.continued_generation import continued_request, joined_response, response_so_far
+from gateway.serving.tenant_salt import under_tenant
 from gateway.serving.work_estimate import tensor_bytes
 from gateway.targets.site import SiteTarget
 from tidegate import clock
@@ -126,6 +127,8 @@ class RequestExecution:
         self._taken_at = call.arrived_at if taken_at is None else taken_at
         # The version is settled here: what "the latest" is may differ from target to target during a rollout.
         self._request: InferRequest = request if request.model_version else request.pinned(ask.version)
+        if ask.generation is not None:
+            self._request = under_tenant(self._request, call.tenant)
         self._rows, self._body_bytes = ask.rows, ask.body_bytes
         self._judged = judged = context.judges.of(ask.model, ask.version)
         escalations = judged.escalations if judged is not None else None

@@ -48,6 +48,7 @@ from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Placer
 from gateway.serving.compared_run import ComparedRun, tokens_of
 from gateway.serving.disagreements import Disagreements
+from gateway.serving.tenant_salt import under_tenant
 from gateway.serving.work_estimate import AskBuilder, ManifestOf
 from gateway.targets.target import Target
 from tidegate import clock
@@ -101,7 +102,7 @@ class _Shadow:
 
     def generation(self, asked: GenerateRequest) -> InferRequest:
         """The request for another generation of the same version."""
-        return infer_request(self.ask.model, asked, version=self.ask.version)
+        return under_tenant(infer_request(self.ask.model, asked, version=self.ask.version), self.ask.tenant)
 
 
 class _Following(NamedTuple):
@@ -193,6 +194,7 @@ class Shadowing:
             prompt = greedy_prompt(request, manifest.generative)
             if prompt is None or route.resumed:  # of several targets' tokens nobody is the source
                 return None
+            request = under_tenant(request, call.tenant)
         return self._compared(_Shadow(request, ask, manifest, now, prompt), reply, route.served_by)
 
     def _compared(self, shadow: _Shadow, reply: Reply, served_by: str) -> _Shadow | None:

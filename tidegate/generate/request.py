@@ -37,10 +37,12 @@ STOP_TOKENS_KEY: Final = "stop_token_ids"
 IGNORE_STOP_KEY: Final = "ignore_eos"
 SCHEMA_KEY: Final = "json_schema"
 ANSWERED_KEY: Final = "answered_tokens"
+CACHE_SALT_KEY: Final = "cache_salt"  # as vLLM calls it
 
 MAX_TEMPERATURE: Final = 2.0
 MAX_LOGPROBS: Final = 20
 MAX_STOP_TOKENS: Final = 64
+MAX_CACHE_SALT: Final = 128  # characters
 MAX_OUTPUT_TOKENS: Final = 2**20  # of any model; each has its own context
 _MAX_TOKEN: Final = 2**31 - 1
 _MAX_SEED: Final = 2**63 - 1
@@ -67,6 +69,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     logprobs: int | None = None  # None: none; n: of each token, and of the n most likely ones in its place
     schema: str = ""  # JSON schema that the text has to follow; "": none
     answered: int = 0  # tokens at the end of the prompt that are of the answer already: another engine made them
+    cache_salt: str = ""  # only prompts with the same one share what an engine keeps of them
 
     def __repr__(self) -> str:
         return f"<GenerateRequest {len(self.prompt)}+{self.max_tokens} tokens>"
@@ -117,6 +120,7 @@ def generate_request(request: InferRequest, *, default_max_tokens: int) -> Gener
         logprobs=_whole(said, LOGPROBS_KEY, 0, least=0, most=MAX_LOGPROBS) if LOGPROBS_KEY in said else None,
         schema=_schema(said),
         answered=_whole(said, ANSWERED_KEY, 0, least=0, most=MAX_OUTPUT_TOKENS),
+        cache_salt=_cache_salt(said),
     )
 
 
@@ -156,6 +160,8 @@ def _parameters(request: GenerateRequest) -> dict[str, Parameter]:
         said[SCHEMA_KEY] = request.schema
     if request.answered:
         said[ANSWERED_KEY] = request.answered
+    if request.cache_salt:
+        said[CACHE_SALT_KEY] = request.cache_salt
     return said
 
 
@@ -194,6 +200,13 @@ def _stop_tokens(said: Parameters) -> tuple[int, ...]:
 
 def _is_token(word: str) -> bool:
     return word.isascii() and word.isdigit() and len(word) <= 10 and int(word) <= _MAX_TOKEN
+
+
+def _cache_salt(said: Parameters) -> str:
+    value = said.get(CACHE_SALT_KEY, "")
+    if not isinstance(value, str) or len(value) > MAX_CACHE_SALT:
+        raise InvalidRequest(f"parameter {CACHE_SALT_KEY!r}: a text of at most {MAX_CACHE_SALT} characters is wanted")
+    return value
 
 
 def _schema(said: Parameters) -> str:

@@ -59,6 +59,8 @@ class VllmDialect:
         }
         if sampling.seed is not None:
             body["seed"] = sampling.seed
+        if asked.cache_salt:
+            body["cache_salt"] = asked.cache_salt
         if asked.logprobs is not None:
             body |= {"logprobs": asked.logprobs, "return_tokens_as_token_ids": True}
         if asked.schema:

@@ -52,6 +52,12 @@ def test_what_was_not_asked_for_is_not_said() -> None:
     assert not {"logprobs", "min_tokens", "seed", "top_p"} & set(asked())
 
 
+def test_prompts_of_one_salt_are_kept_apart_from_others() -> None:
+    salted, bare = GenerateRequest((5, 6), 8, cache_salt="s"), GenerateRequest((5, 6), 8)
+    assert json.loads(request_body(salted, salted.prompt, 8, STOPS))["cache_salt"] == "s"
+    assert "cache_salt" not in json.loads(request_body(bare, bare.prompt, 8, STOPS))  # an empty one is refused there
+
+
 @given(st.lists(st.integers(1, 40), max_size=30))
 def test_events_are_the_same_however_they_are_cut(cuts: list[int]) -> None:
     data = b': hello\n\ndata: {"a":1}\n\ndata:{"b":2}\r\n\r\ndata: {"c":3}\n\ndata: [DONE]\n\n'

@@ -25,6 +25,8 @@ FULL = GenerateRequest(
     ignore_stop=True,
     logprobs=3,
     schema='{"type":"object"}',
+    answered=1,
+    cache_salt="s",
 )
 
 
@@ -61,6 +63,8 @@ def test_a_request_without_parameters_gets_the_defaults() -> None:
         ("stop_token_ids", "99999999999"),
         ("stop_token_ids", ",".join(["1"] * (MAX_STOP_TOKENS + 1))),
         ("ignore_eos", 1),
+        ("cache_salt", 5),
+        ("cache_salt", "x" * 129),
         ("json_schema", 5),
         ("json_schema", "x" * 70_000),
         ("json_schema", '{}, "max_tokens": 4000'),

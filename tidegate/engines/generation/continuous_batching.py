@@ -17,6 +17,7 @@ What it leaves to us is the choice of tokens (`sequence_sampler.py`): its own is
     urgency           is not looked at: sequences begin in their order
     a full cache      the sequence that began last gives way, and is computed again later from its tokens
     JSON schemas      are refused
+    prefixes          are shared by prompts with the same `cache_salt` (`salted_prefixes.py`)
 
 The attention cache has `cache_bytes`, or room for all slots at once with `DEFAULT_CACHE_TOKENS` each, and for one whole
 context: what its host's queue counts with where nobody says (`limits.py`). One sequence may have all of it and no more.
@@ -39,6 +40,7 @@ from tidegate.engines.errors import EngineError, failure_of
 from tidegate.engines.generation.batch_invariance import BatchInvariance
 from tidegate.engines.generation.limits import DEFAULT_CACHE_TOKENS, NO_LIMITS, GenerationLimits
 from tidegate.engines.generation.prompt_check import check_prompt
+from tidegate.engines.generation.salted_prefixes import SaltedPrefixes
 from tidegate.engines.generation.sequence_sampler import SequenceSampler
 from tidegate.engines.generation.token_choice import TokenChoice, TokenLogprobs
 from tidegate.engines.staging import CudaMeter
@@ -131,6 +133,7 @@ class ContinuousBatchingEngine:
         except Exception as error:  # the device's memory, and what transformers does not batch
             raise failure_of(error, f"{artefact}: transformers cannot batch it") from error
         self.processor: Any = self._manager.batch_processor  # transformers' scheduler, cache and batch
+        self._prefixes = SaltedPrefixes(self.processor.cache)
         self._cache_tokens = pages * _PAGE_TOKENS
         self.device_meter = CudaMeter(chosen) if chosen.type == "cuda" else None
 
@@ -144,6 +147,7 @@ class ContinuousBatchingEngine:
         name = self._names[id] = str(next(self._counted))
         self._sampler.begin(name, TokenChoice(request, self._stop_tokens))
         self._sequences[name] = BatchedSequence(id, request, stop_tokens)
+        self._prefixes.begin(name, request.cache_salt)
         asked = {
             "input_ids": list(request.prompt),
             "max_new_tokens": min(request.max_tokens, self._context - len(request.prompt)),
@@ -249,6 +253,7 @@ class ContinuousBatchingEngine:
     def _end(self, name: str) -> None:
         del self._names[self._sequences.pop(name).id]
         self._sampler.end(name)
+        self._prefixes.end(name)
 
     def _forget_all(self) -> None:
         self._waiting.clear()

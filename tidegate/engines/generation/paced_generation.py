@@ -88,18 +88,18 @@ class PrefixCache:
         self._blocks: OrderedDict[int, None] = OrderedDict()
         self._most = tokens // _BLOCK
 
-    def cached(self, prompt: Sequence[int]) -> int:
+    def cached(self, prompt: Sequence[int], salt: str) -> int:
         """The tokens at the beginning of a prompt that it has; never all, as the last one has to be computed."""
         found = 0
-        for block in _blocks(prompt) if self._most else ():
+        for block in _blocks(prompt, salt) if self._most else ():
             if block not in self._blocks:
                 break
             self._blocks.move_to_end(block)
             found += _BLOCK
         return min(found, len(prompt) - 1)
 
-    def keep(self, prompt: Sequence[int]) -> None:
-        for block in _blocks(prompt) if self._most else ():
+    def keep(self, prompt: Sequence[int], salt: str) -> None:
+        for block in _blocks(prompt, salt) if self._most else ():
             self._blocks[block] = None
             self._blocks.move_to_end(block)
         while len(self._blocks) > self._most:
@@ -177,7 +177,7 @@ class PacedGenerativeEngine:
             )
         if request.schema:
             raise EngineError(f"{self.artefact.name} is paced, and follows no JSON schema: leave `json_schema` out")
-        cached = self._cache.cached(request.prompt)
+        cached = self._cache.cached(request.prompt, request.cache_salt)
         self._sequences[id] = PacedSequence(
             request, cached, prefill_ms=self.pace.prefill_ms, cached_ms=self.pace.cached_prefill_ms
         )
@@ -210,7 +210,7 @@ class PacedGenerativeEngine:
             sequence.to_prefill_tokens -= tokens
             left -= tokens
             if not sequence.to_prefill_tokens:
-                self._cache.keep(sequence.request.prompt)
+                self._cache.keep(sequence.request.prompt, sequence.request.cache_salt)
                 done.append((one, sequence))
         return took_ms, done
 
@@ -287,9 +287,9 @@ def _batch(at: int, token: int, logprobs: int | None) -> TokenBatch:
     return TokenBatch(at, (token,), (0.0,), ((TopLogprob(token, 0.0),),) if logprobs else ())
 
 
-def _blocks(prompt: Sequence[int]) -> Iterator[int]:
+def _blocks(prompt: Sequence[int], salt: str) -> Iterator[int]:
     """A number for each whole block, of all tokens up to its end."""
-    number = 0
+    number = hash(salt)
     for at in range(0, len(prompt) - _BLOCK + 1, _BLOCK):
         number = hash((number, *prompt[at : at + _BLOCK]))
         yield number

@@ -42,6 +42,11 @@ def test_vllm_is_told_everything_that_chooses_a_token() -> None:
     }  # fmt: skip
 
 
+def test_vllm_keeps_prompts_of_one_salt_apart_from_others() -> None:
+    salted = infer_request("talker", GenerateRequest((5, 6), 9, cache_salt="s"))
+    assert VllmDialect().question(salted, "there").body["cache_salt"] == "s"
+
+
 def test_sglang_is_told_everything_that_chooses_a_token() -> None:
     assert body_of(SglangDialect()) == {
         "input_ids": [5, 6], "stream": True, "return_logprob": True, "logprob_start_len": -1, "top_logprobs_num": 2,

@@ -174,6 +174,18 @@ def test_what_begins_as_an_earlier_prompt_is_cached_in_whole_pages(weights: Path
     assert same.ids == cold.ids
 
 
+def test_prompts_under_different_salts_share_no_page(weights: Path) -> None:
+    one = engine(weights)
+    prompt = (prompts(1, 200)[0] * 4)[:100]
+
+    def run_under(salt: str) -> Any:
+        return run_one(one, replace(asking(4, *prompt), cache_salt=salt))
+
+    runs = [run_under(salt) for salt in ("", "one", "two", "one", "")]
+    assert [run.cached_tokens for run in runs] == [0, 0, 0, 3 * PAGE, 3 * PAGE]
+    assert {tuple(run.ids) for run in runs} == {tuple(runs[0].ids)}
+
+
 def test_a_cancelled_sequence_says_nothing_more_and_its_pages_are_free(weights: Path) -> None:
     one: Any = engine(weights, slots=2)
     one.begin(1, asking(200))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.models.generative import TALKER
 from tests.support.paced_generation import asking, write_pace
@@ -124,6 +125,7 @@ def test_a_prompt_that_begins_as_an_earlier_one_is_cached_as_far(tmp_path: Path)
     run(one, asking(1, *range(1000, 1064)))  # which is all that it remembers
     assert run(one, asking(1, *range(48)))[1].cached_tokens == 0
     assert run(engine(tmp_path), asking(1, *range(48)))[1].cached_tokens == 0
+    assert run(one, replace(asking(1, *range(48)), cache_salt="a"))[1].cached_tokens == 0
 
 
 def test_logprobs_are_zeros_where_they_are_asked_for(tmp_path: Path) -> None:
