@@ -10,7 +10,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from tidegate.openai.generation_fields import GenerationFields, GenerationOptions, options_of, refuse_unserved
+from tidegate.openai.generation_fields import GenerationFields, GenerationOptions, options_of
 from tidegate.openai.passed_fields import passed_fields
 from tidegate.openai.wrong_parameter import WrongParameter, decoded
 from tidegate.text_prompt import TextPrompt
@@ -38,7 +38,6 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 def parse(body: bytes) -> CompletionRequest:
     """The request in a body. Raises WrongParameter, InvalidRequest."""
     asked = decoded(body, _decode)
-    refuse_unserved({"echo": asked.echo, "suffix": asked.suffix, "best_of": asked.best_of not in (None, 1)})
     options = options_of(
         asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs, default_max_tokens=DEFAULT_MAX_TOKENS
     )

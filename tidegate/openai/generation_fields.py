@@ -19,6 +19,7 @@ from msgspec import Meta
 from tidegate.generate.json_schema import MAX_BYTES as MAX_SCHEMA_BYTES
 from tidegate.generate.json_schema import BadSchema, check_schema_text
 from tidegate.generate.request import MAX_LOGPROBS, MAX_STOP_TOKENS, GenerateRequest, Sampling
+from tidegate.generate.unserved import unserved_name
 from tidegate.models.generative import Generative
 from tidegate.oip.content_limits import ContentLimits
 from tidegate.oip.generation.bounds import output_tokens
@@ -70,6 +71,17 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    # the same, of vLLM's
+    repetition_penalty: float | None = None
+    length_penalty: float | None = None
+    min_tokens: int | None = None
+    use_beam_search: bool | None = None
+    bad_words: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
 
 
 class GenerationOptions(msgspec.Struct, frozen=True):
@@ -99,13 +111,8 @@ def options_of(
     """The options in a body. Raises WrongParameter."""
     if fields.n not in (None, 1):
         raise WrongParameter("n", f"n is {fields.n}: one answer a request is served")
-    refuse_unserved(
-        {
-            "frequency_penalty": fields.frequency_penalty,
-            "presence_penalty": fields.presence_penalty,
-            "logit_bias": fields.logit_bias,
-        }
-    )
+    if (name := unserved_name(msgspec.structs.asdict(fields))) is not None:
+        raise WrongParameter(name, f"{name} is not served: leave it out")
     if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
         raise WrongParameter("logprobs", f"{logprobs} logprobs a token are asked for; from 0 to {MAX_LOGPROBS} may be")
     streams = fields.stream_options or StreamOptions()

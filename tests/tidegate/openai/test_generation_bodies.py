@@ -195,6 +195,7 @@ def test_a_tools_parameters_lead_nowhere_and_are_not_endless(parameters: dict[st
 
 @pytest.mark.parametrize("field", [
     {"frequency_penalty": 0}, {"presence_penalty": 0.0}, {"logit_bias": {}}, {"n": 1}, {"modalities": ["text"]},
+    {"repetition_penalty": 1.0}, {"min_tokens": 0}, {"bad_words": []}, {"structured_outputs": None},
     {"function_call": "none"}, {"user": "x"}, {"store": True}, {"metadata": {"a": "b"}}, {"top_k": -1},
 ])  # fmt: skip
 def test_fields_that_ask_for_nothing_are_passed_by(field: dict[str, Any]) -> None:

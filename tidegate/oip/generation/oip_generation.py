@@ -32,6 +32,7 @@ from tidegate.generate.request import (
     ids_tensor,
 )
 from tidegate.generate.text.text_side import TextSide, TextSides, check_room
+from tidegate.generate.unserved import unserved_name
 from tidegate.generate.usage import Usage, usage_parameters
 from tidegate.models.manifest import Manifest
 from tidegate.oip.content_limits import ContentLimits
@@ -85,6 +86,8 @@ class OipGeneration:
             NotSupported: text is wanted of a model whose text side is not here.
         """
         request, model = call.request, generative_of(manifest)
+        if (name := unserved_name(request.parameters)) is not None:
+            raise InvalidRequest(f"parameter {name!r} is not served: leave it out")
         inputs = {tensor.name: tensor for tensor in request.inputs}
         if model.is_text_only:
             return cls._in_words(host, call, manifest, limits, _stop_of(request) if stop is None else stop, whole)
