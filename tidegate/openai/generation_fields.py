@@ -150,7 +150,12 @@ def refuse_unserved(asked: Mapping[str, object]) -> None:
 def generate_request(
     options: GenerationOptions, prompt: tuple[int, ...], model: Generative, limits: ContentLimits
 ) -> GenerateRequest:
-    """The request to a target. Raises WrongParameter for more tokens than there is room for."""
+    """The request to a target. Raises WrongParameter for what the model has no room for, or does not know."""
+    size = model.vocabulary_size
+    if not model.is_text_only and (unknown := [id for id in options.stop_tokens if id >= size]):
+        raise WrongParameter(
+            "stop_token_ids", f"stop_token_ids has {unknown[0]}, which is not in the vocabulary of {size}"
+        )
     try:
         most = output_tokens(model, len(prompt), options.max_tokens, limits)
     except InvalidRequest as error:

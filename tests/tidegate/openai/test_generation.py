@@ -342,6 +342,7 @@ async def test_the_models_say_what_they_can_do(servers: Servers) -> None:
     ("chat", {"messages": HELLO, "repetition_penalty": 1.2}, 400, "repetition_penalty", "not served"),
     ("chat", {"messages": HELLO, "guided_json": {"type": "object"}}, 400, "guided_json", "not served"),
     ("completions", {"prompt": "x", "min_tokens": 4}, 400, "min_tokens", "not served"),
+    ("chat", {"messages": HELLO, "stop_token_ids": [5, 99_999]}, 400, "stop_token_ids", "not in the vocabulary"),
     ("chat", {"messages": HELLO, "tool_choice": "required"}, 400, "tool_choice", "auto and none"),
     ("chat", {"messages": HELLO, "stream_options": {}}, 400, "stream_options", "stream: true"),
     ("chat", {"messages": HELLO, "response_format": {"type": "json_schema"}}, 400, "response_format", "needs"),
