@@ -2,7 +2,7 @@
 
 Templates of published models expect a message's content to be one text, and the arguments of a tool call to be an
 object: content in parts is joined, and arguments that are JSON are parsed. `developer` is OpenAI's newer name of
-`system`, which templates do not know.
+`system`, which templates do not know; nor do they know a `refusal`, which is what its model said.
 
 Pure. Not served: images and sound.
 """
@@ -31,11 +31,13 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 class ContentPart(msgspec.Struct, frozen=True):
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
     role: str
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_PARTS)] | None = None
+    refusal: str | None = None  # what a model said instead
     name: str | None = None
     tool_calls: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOL_CALLS)] | None = None
     tool_call_id: str | None = None
@@ -124,9 +126,10 @@ def _message(index: int, given: ChatMessage) -> dict[str, Any]:
         known = ", ".join(ROLES)
         raise WrongParameter("messages", f"messages[{index}].role is {given.role[:60]!r}: one of {known} is wanted")
     message: dict[str, Any] = {"role": "system" if given.role == "developer" else given.role}
-    if given.content is None and not (given.role == "assistant" and given.tool_calls):
+    content = given.refusal if given.content is None and given.role == "assistant" else given.content
+    if content is None and not (given.role == "assistant" and given.tool_calls):
         raise WrongParameter("messages", f"messages[{index}] has no content")
-    message["content"] = "" if given.content is None else _text(index, given.content)
+    message["content"] = "" if content is None else _text(index, content)
     if given.name is not None:
         message["name"] = given.name
     if given.tool_calls:
@@ -139,12 +142,11 @@ def _message(index: int, given: ChatMessage) -> dict[str, Any]:
 def _text(index: int, content: str | list[ContentPart]) -> str:
     if isinstance(content, str):
         return content
-    for part in content:
-        if part.type != "text" or part.text is None:
-            raise WrongParameter(
-                "messages", f"messages[{index}] has content of type {part.type[:60]!r}: only text is served"
-            )
-    return "".join([part.text or "" for part in content])
+    texts = [{"text": part.text, "refusal": part.refusal}.get(part.type) for part in content]
+    if None in texts:
+        kind = content[texts.index(None)].type
+        raise WrongParameter("messages", f"messages[{index}] has content of type {kind[:60]!r}: only text is served")
+    return "".join([text or "" for text in texts])
 
 
 def _tool_call(index: int, call: dict[str, Any]) -> dict[str, Any]:

@@ -203,6 +203,15 @@ def test_fields_that_ask_for_nothing_are_passed_by(field: dict[str, Any]) -> Non
     assert (asked.options, asked.messages, asked.tools) == (plain.options, plain.messages, plain.tools)
 
 
+@pytest.mark.parametrize("refused", [
+    {"content": None, "refusal": "I cannot."}, {"content": [{"type": "refusal", "refusal": "I cannot."}]},
+    {"content": "I cannot.", "refusal": None},
+])  # fmt: skip
+def test_a_refusal_in_a_conversation_is_what_its_model_said(refused: dict[str, Any]) -> None:
+    told = [{"role": "user", "content": "help"}, {"role": "assistant", **refused}, {"role": "user", "content": "why?"}]
+    assert parsed(messages=told).messages[1] == {"role": "assistant", "content": "I cannot."}
+
+
 def peak_bytes(refused: Callable[[], object]) -> int:
     tracemalloc.start()
     try:
