@@ -81,6 +81,30 @@ async def test_a_stop_string_frees_the_edges_slot_and_ends_the_answer_as_an_answ
         assert told.completion_tokens <= usage.completion_tokens < 60
 
 
+async def test_an_answer_that_a_stop_string_ends_says_what_others_say(tmp_path: Path) -> None:
+    async with text_gateway(tmp_path, step_ms=5.0) as (gateway, _), aiohttp.ClientSession() as session:
+
+        async def asked(**more: Any) -> tuple[dict[str, str], str]:
+            sent = {"model": "talker", "prompt": "a", "max_tokens": 60, "temperature": 0, **more}
+            async with session.post(f"{gateway.addresses['http']}/v1/completions", json=sent) as answer:
+                return dict(answer.headers), await answer.text()
+
+        def newest() -> str:
+            record = next(reversed(gateway.dispatcher.recorder))
+            return gateway.dispatcher.recorder.name_of(record.number)
+
+        others, body = await asked()
+        text = json.loads(body)["choices"][0]["text"]
+        headers, body = await asked(stop=text[20:24])
+        assert json.loads(body)["choices"][0]["text"] == text[: text.index(text[20:24])]
+        assert headers["tidegate-request-id"] == newest()
+        assert {name for name in others if name.startswith("tidegate-")} <= set(headers)
+        _, body = await asked(stop=text[20:24], stream=True)
+        last = json.loads(body.split("data: ")[-2])
+        assert last["choices"][0]["finish_reason"] == "stop"
+        assert last["tidegate"]["tidegate-request-id"] == newest()
+
+
 async def test_tritons_client_gets_a_decoupled_stream(tmp_path: Path) -> None:
     def ask(address: str) -> list[Any]:
         found: queue.Queue[Any] = queue.Queue()

@@ -71,7 +71,9 @@ class GenerationAnswer:
         whole: bool = False,
     ) -> None:
         self.usage: Usage | None = None  # once it has ended
-        self.reply: Reply | None = None  # once it has ended, unless a stop string ended it
+        self.reply: Reply | None = (
+            None  # once it has ended; None where a stop string ended it and the host says nothing
+        )
         self.call = call
         self._host = host
         words = call.request.text
@@ -128,6 +130,8 @@ class GenerationAnswer:
             pieces = self._pieces(batches) if batches else await self._end()
             if pieces:
                 return pieces
+        if self.reply is None:
+            await self._let_go()
         return []
 
     async def hand_on(self, write: Callable[[list[Piece]], bool]) -> bool:
@@ -205,6 +209,15 @@ class GenerationAnswer:
         while pieces := await self.take():
             every += pieces
         return every
+
+    async def _let_go(self) -> None:
+        """End what goes on behind a stop string. A gateway has a reply all the same, with all that is said of it."""
+        answering, self._answering = self._answering, None
+        if answering is None:
+            return
+        await cancel_and_wait(answering, why=STOPPED)
+        if not answering.cancelled() and answering.exception() is None:
+            self.reply = answering.result()
 
     async def _ask(self, call: Call) -> Reply:
         try:
