@@ -24,6 +24,7 @@ class SequenceProgress(NamedTuple):
     cached_tokens: int = 0  # of the prompt; said with the first batch, or with the end where it is known only then
     finished: FinishReason | None = None  # it has ended, and is forgotten here
     error: str = ""  # it has ended for this, and is forgotten here
+    refused: bool = False  # it asks for what the engine cannot do: the error is of the request, and not of the engine
     stop_token: bool = False  # whether a stop token, which is not in the batch, ended it
 
 

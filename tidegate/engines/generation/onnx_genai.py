@@ -27,7 +27,8 @@ Spinning is off (`tidegate/engines/onnx.py`), and so is telemetry (`tidegate/eng
 is named for it does not prevent from keeping a database.
 
 It can be wrong where a schema is used: its grammar is compiled when the sequence begins, which takes some 1 ms, and
-0.5 s the first time.
+0.5 s the first time. And the runtime takes each token that is a part of a character for U+FFFD (0.18.0), so it cannot
+write an emoji that a schema demands: that ends the sequence as one that is refused, for the engine is well.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ from tidegate.token_sink import TokenBatch
 
 DEFAULT_SLOTS: Final = 4
 CHUNK_TOKENS: Final = 64
+# What the runtime says where a grammar is at its end: of an emoji, say, whose bytes are tokens that it cannot tell.
+_OF_GRAMMARS: Final = ("Error committing tokens", "Error computing mask", "Error creating grammar", "Parser Error")
+_MAX_REASON: Final = 400  # characters
 _LOOK_AGAIN_S: Final = 0.005  # whether there is room for another cache, where all that are due wait for it
 
 
@@ -188,12 +192,21 @@ class OnnxGenerativeEngine:
                     return self._advance(id, sequence)
             except Exception as error:  # the runtime raises RuntimeError for all there is
                 del self._sequences[id]
-                return [SequenceProgress(id, error=str(failure_of(error, f"{self.artefact.name} failed")))]
+                return [self._failed(id, sequence, error)]
         clock.block_until(clock.now() + _LOOK_AGAIN_S)
         return []
 
     def cancel(self, id: int) -> None:
         self._sequences.pop(id, None)
+
+    def _failed(self, id: int, sequence: GenaiSequence, error: Exception) -> SequenceProgress:
+        words = str(error)
+        if not sequence.request.schema or not any(one in words for one in _OF_GRAMMARS):
+            return SequenceProgress(id, error=str(failure_of(error, f"{self.artefact.name} failed")))
+        reason = words.partition("\n")[0][:_MAX_REASON]  # behind it is the state of the grammar's parser
+        return SequenceProgress(
+            id, error=f"{self.artefact.name} cannot follow this `json_schema`: {reason}", refused=True
+        )
 
     def _refuse(self, request: GenerateRequest) -> None:
         """Raise EngineError for what cannot be computed, whatever else there is."""

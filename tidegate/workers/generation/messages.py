@@ -101,7 +101,7 @@ class SequenceFailed(msgspec.Struct, frozen=True, array_like=True):
     id: int
     message: str
     out_of_memory: bool = False
-    refused: bool = False  # by the engine, before anything of it was computed: it asks for what the engine cannot do
+    refused: bool = False  # by the engine: it asks for what the engine cannot do
 
 
 class StepTaken(SequenceMessage, frozen=True, tag="step", omit_defaults=True):

@@ -107,9 +107,7 @@ class SequenceLoop:
             engine.begin(message.id, message.request)
         except Exception as error:  # a foreign runtime may raise anything
             self._drop(engine, message.id)
-            failed = _failed(message.id, error)
-            refused = isinstance(error, EngineError) and not failed.out_of_memory
-            self._tell(failed=[SequenceFailed(failed.id, failed.message, failed.out_of_memory, refused)])
+            self._tell(failed=[_failed(message.id, error, refused=isinstance(error, EngineError))])
             return
         self._sequences[message.id] = SteppedSequence(engine, message.request.max_tokens, message.credit)
         self._deadlines.begin(
@@ -157,7 +155,7 @@ class SequenceLoop:
                 if not one.error:
                     self._drop(engine, one.id)
                 self._forget(one.id)
-                failed.append(_failed(one.id, EngineError(why)))
+                failed.append(_failed(one.id, EngineError(why), refused=one.refused))
                 continue
             if sequence.advance(one, now):
                 self._deadlines.token(one.id, now)
@@ -245,9 +243,11 @@ class SequenceLoop:
         return f"<SequenceLoop {len(self._sequences)} sequences {self._deadlines!r}>"
 
 
-def _failed(sequence_id: int, error: Exception) -> SequenceFailed:
+def _failed(sequence_id: int, error: Exception, *, refused: bool = False) -> SequenceFailed:
+    """Args: refused: because of what was asked for; a lack of memory is none."""
     words = str(error) if isinstance(error, EngineError) else f"{type(error).__name__}: {error}"
     if not isinstance(error, EngineError) and not is_out_of_memory(error):
         traceback.print_exception(error)
     text = words[:_MAX_TEXT].encode("utf-8", "replace").decode() or type(error).__name__  # no surrogate halves travel
-    return SequenceFailed(sequence_id, text, is_out_of_memory(error))
+    out_of_memory = is_out_of_memory(error)
+    return SequenceFailed(sequence_id, text, out_of_memory, refused and not out_of_memory)

@@ -27,6 +27,7 @@ from tidegate.generate.engine import GenerativeEngine
 from tidegate.generate.request import Sampling
 from tidegate.generate.token_stream import TokenStream
 from tidegate.models.repository import Repository
+from tidegate.outcome import InvalidRequest
 from tidegate.workers.process import EngineSpec, WorkerProcess
 
 pytestmark = pytest.mark.slow
@@ -412,6 +413,18 @@ async def test_it_runs_in_a_worker_process_inside_its_sandbox(tiny: GenerativeEn
         stream.end()
         assert generated.ids == run_one(tiny, asking(20)).ids
         assert tuple(token for batch in await stream.take() for token in batch.ids) == generated.ids
+
+
+async def test_a_schema_at_whose_text_the_grammar_fails_is_its_callers_fault_and_not_the_workers(
+    tiny_genai: Path,
+) -> None:
+    spec = EngineSpec("tiny", "onnxruntime-genai", tiny_genai, (), generation=GenerationLimits(slots=2))
+    async with WorkerProcess("w") as worker:
+        await worker.load(spec)
+        with pytest.raises(InvalidRequest, match="cannot follow this `json_schema`: Error committing tokens") as failed:
+            await worker.generate("tiny", asking(20, schema='{"enum": ["🌊"]}'), None, token_interval_s=0.05)
+        assert "\n" not in failed.value.message
+        assert (await worker.generate("tiny", asking(2, ignore_stop=True), None, token_interval_s=0.05)).ids
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.5, seed=3), Sampling(0.9, 0.95, 40, seed=-7)], ids=repr)
