@@ -84,7 +84,7 @@ class EdgeHost(TargetHost[EdgeModel]):
             return None
         try:
             work = work_of(model.manifest, call.request)
-            variant = model.choose(self._demanded(model, call.variant), work, call.variant)
+            variant = model.choose(self._demanded(model, call), work, call.variant)
         except ServeError:
             return None
         return model.finish_in_s(variant, work, deadline, call.priority)
@@ -94,7 +94,7 @@ class EdgeHost(TargetHost[EdgeModel]):
         request = call.request
         model = self.models.find(request.model_name, request.model_version)
         try:
-            variants = self._demanded(model, call.variant)
+            variants = self._demanded(model, call)
         except NotSupported:
             return None
         work = work_of(model.manifest, request)

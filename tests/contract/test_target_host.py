@@ -25,7 +25,8 @@ from tests.support.models.tiny_models import double_manifest
 from tests.support.pool.fake_worker import FakeWorker
 from tidegate import clock
 from tidegate.arrays import array_to_tensor, tensor_to_array
-from tidegate.models.manifest import Manifest, Variant
+from tidegate.models.manifest import Manifest, Quality, Variant
+from tidegate.oip.call import GATEWAY_HOP, HOP_KEY
 from tidegate.outcome import InvalidRequest, ModelNotFound, NotSupported, Unreachable
 from tidegate.runtime.backoff import Backoff
 from tidegate.serving.target_host import TargetHost
@@ -156,6 +157,39 @@ def test_a_version_may_be_demanded_beside_the_path_and_no_other_answers(target: 
     check()
 
 
+MEASURED = replace(
+    MODEL,
+    variants=(replace(INT8, quality=Quality("cosine", 0.9, 10)), replace(FP32, quality=Quality("cosine", 1.0, 10))),
+)
+
+
+@pytest.mark.parametrize(
+    ("of_model", "of_caller", "demanded", "used"),
+    [
+        (0.0, 0.95, "", "full"),
+        (0.95, 0.0, "", "full"),
+        (0.95, 0.5, "", "full"),  # a caller never lowers what its model demands
+        (0.0, 0.9, "small", "small"),
+        (0.0, 0.95, "small", ""),
+        (0.95, 0.0, "int8", ""),
+    ],
+)
+def test_a_least_quality_is_kept_or_refused_with_what_is_there(
+    target: Target, of_model: float, of_caller: float, demanded: str, used: str
+) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with target(replace(MEASURED, min_quality=of_model)) as host:
+            asked = call(min_quality=of_caller, variant=demanded)
+            if used:
+                assert (await host.infer(asked)).variant == used
+            else:
+                with pytest.raises(NotSupported, match=r"of quality 0\.95 or better \(here: small 0\.9\)"):
+                    await host.infer(asked)
+
+    check()
+
+
 def test_bytes_that_are_no_text_are_the_callers_fault_where_an_engine_reads_texts(target: Target) -> None:
     @on_virtual_time
     async def check() -> None:
@@ -164,6 +198,26 @@ def test_bytes_that_are_no_text_are_the_callers_fault_where_an_engine_reads_text
             asked = call(request=replace(call().request, inputs=(tensor,)))
             with pytest.raises(InvalidRequest, match="input 'x': element 1 of its data is no UTF-8"):
                 await host.infer(asked)
+
+    check()
+
+
+def test_a_variant_without_a_measure_meets_no_least_quality(target: Target) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with target(replace(MODEL, variants=(replace(INT8, quality=None),))) as host:
+            with pytest.raises(NotSupported, match=r"of quality 0\.01 or better \(here: small\)"):
+                await host.infer(call(min_quality=0.01))
+
+    check()
+
+
+@pytest.mark.parametrize("passed_on", [{"protocol": "link"}, {"headers": {HOP_KEY: GATEWAY_HOP}}])
+def test_a_gateway_has_kept_the_least_quality_of_what_it_passes_on(target: Target, passed_on: dict[str, Any]) -> None:
+    @on_virtual_time
+    async def check() -> None:
+        async with target(replace(MEASURED, min_quality=0.95)) as host:
+            assert (await host.infer(call(variant="small", **passed_on))).variant == "small"
 
     check()
 

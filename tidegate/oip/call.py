@@ -115,5 +115,10 @@ def call_of(
     )
 
 
+def came_by_gateway(call: Call) -> bool:
+    """Whether a gateway passed the call on to this target, over its link stream or by OIP."""
+    return call.protocol == "link" or call.headers.get(HOP_KEY) == GATEWAY_HOP
+
+
 def _without_timeout(headers: Mapping[str, str]) -> Mapping[str, str]:
     return {name: value for name, value in headers.items() if name != OPENAI_TIMEOUT_HEADER}

@@ -5,9 +5,10 @@
 
 OIP over gRPC, OIP over HTTP and the link stream all end here, so a request is treated alike however it arrived.
 
-A caller may demand a version, and a variant by its name or by its precision (`docs/headers.md`). A caller without a
-deadline gets the model's default budget, so that everything in a queue has a deadline. Each load report has the next
-sequence number of the epoch, whichever way it is sent.
+A caller may demand a version, a variant by its name or by its precision, and a least quality, as may the model's
+manifest (`docs/headers.md`); for what a gateway passes on, the gateway has kept them. A caller without a deadline gets
+the model's default budget, so that everything in a queue has a deadline. Each load report has the next sequence number
+of the epoch, whichever way it is sent.
 
 What differs is injected: the models (`target_model.py`), the queue whose load is reported, and what closes the target.
 """
@@ -29,6 +30,7 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.metrics.served import ServedCounts
 from tidegate.models.manifest import Manifest, TensorSpec, Variant
 from tidegate.models.work import work_of
+from tidegate.oip.call import came_by_gateway
 from tidegate.oip.check import check
 from tidegate.oip.host import ModelStatistics
 from tidegate.oip.request_constraints import check_is_no_gateways, version_of
@@ -125,7 +127,8 @@ class TargetHost(Generic[M]):
 
         Raises:
             ModelNotFound: the target has no such model or version.
-            NotSupported: no variant takes this work or is the demanded one; or the demand is one for a gateway.
+            NotSupported: no variant takes this work, is the demanded one or has the demanded quality; or the demand is
+                one for a gateway.
             Unreachable: the model has no worker, or lost it during this call, or the target is shutting down.
             ServeError: as `check_open`, `TargetModel.choose` and `TargetModel.compute` say.
             InvalidRequest: the demanded version takes no such request; or bytes are no text, which its engine reads.
@@ -175,7 +178,7 @@ class TargetHost(Generic[M]):
         self._check_open()
         manifest, request = model.manifest, call.request
         work = work_of(manifest, request)
-        variant = model.choose(self._demanded(model, call.variant), work, call.variant)
+        variant = model.choose(self._demanded(model, call), work, call.variant)
         deadline = _deadline(manifest, call)
         arrays = {tensor.name: tensor_to_array(tensor) for tensor in request.inputs}
         if variant.reads_texts and manifest.pipeline is None:
@@ -192,7 +195,21 @@ class TargetHost(Generic[M]):
             batch_wait_s=computed.batch_wait_s,
         )
 
-    def _demanded(self, model: M, demanded: str) -> Sequence[Variant]:
+    def _demanded(self, model: M, call: Call) -> Sequence[Variant]:
+        """The variants that may answer, by the demands of caller and manifest. Raises NotSupported: there is none."""
+        variants = self._named(model, call.variant)
+        floor = max(call.min_quality, model.manifest.min_quality)
+        if not floor or came_by_gateway(call):  # which has chosen by what it knows of all variants
+            return variants
+        good = [one for one in variants if one.quality is not None and one.quality.value >= floor]
+        if not good:
+            here = ", ".join(f"{one.name} {one.quality.value:g}" if one.quality else one.name for one in variants)
+            raise NotSupported(
+                f"{self._server_name} has no variant of {model.label!r} of quality {floor:g} or better (here: {here})"
+            )
+        return good
+
+    def _named(self, model: M, demanded: str) -> Sequence[Variant]:
         """The variant of this name, or else the variants of this precision; all when nothing is demanded.
 
         The name comes first because a gateway demands by name the very variant that it has chosen.
