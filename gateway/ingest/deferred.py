@@ -3,7 +3,9 @@
 A deferred request is not urgent, and its caller was promised an answer. So it goes through admission at the lowest
 priority, a few at a time, with a budget of its own, and to a variant that is better than the unsure one. While no
 target can answer (none is up, none has room, all are late) it is tried again, at growing intervals, for a day; an error
-that the request itself caused is reported at once.
+that the request itself caused is reported at once. That its model is unknown is such an error only when the gateway has
+run and had the request for UNKNOWN_S: after a start it learns of shipped versions, and of other servers' models, later
+than of its journal, and a version may reach a device before this gateway hears of it.
 
 Callers' metrics do not count it, as it is no live traffic. Targets' estimates do, since its work is real.
 """
@@ -28,7 +30,7 @@ from tidegate.oip.call import call_of
 from tidegate.oip.grpc.codec import message_from_response, request_from_bytes
 from tidegate.oip.reply import reply_parameters
 from tidegate.oip.status import error_code, message_of
-from tidegate.outcome import CallerError, Forbidden, ServeError, TooLarge
+from tidegate.outcome import CallerError, Forbidden, ModelNotFound, ServeError, TooLarge
 from tidegate.runtime.owned_task import cancel_and_wait
 from tidegate.storage.database import DatabaseUnavailable
 from tidegate.types import DEFERRED, Call, Reply
@@ -39,6 +41,7 @@ LOWEST_PRIORITY: Final = 4
 FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 60.0
 NO_ROOM_S: Final = 1.0
+UNKNOWN_S: Final = 600.0
 RETRY_S: Final = 5.0  # after a defect or a disk that fails
 
 Service = Callable[[Call], Awaitable[Reply]]
@@ -68,8 +71,10 @@ class DeferredWorker:
         self._may_ask = may_ask
         self._work: dict[int, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._began_at = 0.0
 
     async def __aenter__(self) -> Self:
+        self._began_at = clock.now()
         self._task = asyncio.create_task(self._run(), name="deferred requests")
         return self
 
@@ -129,7 +134,13 @@ class DeferredWorker:
     async def _settle(self, job: DeferredJob) -> None:
         """Raises DatabaseUnavailable, and what is a defect."""
         try:
-            reply = await self._infer(self._call(job))
+            call = self._call(job)
+        except ServeError as error:
+            is_early = min(clock.now() - self._began_at, self._ingest.age_s(job)) < UNKNOWN_S
+            await self._failed(job, error, is_final=not (isinstance(error, ModelNotFound) and is_early))
+            return
+        try:
+            reply = await self._infer(call)
             await self._answer(job, reply)
         except ServeError as error:
             await self._failed(job, error)
@@ -158,8 +169,8 @@ class DeferredWorker:
         else:
             await self._ingest.answered(job, DeferredAnswer(job.id, body), variant=reply.variant, whole=body)
 
-    async def _failed(self, job: DeferredJob, error: ServeError) -> None:
-        if isinstance(error, CallerError):
+    async def _failed(self, job: DeferredJob, error: ServeError, *, is_final: bool = True) -> None:
+        if isinstance(error, CallerError) and is_final:
             await self._ingest.answered(
                 job, DeferredAnswer(job.id, code=error_code(error), why=message_of(error)[:MAX_WORDS])
             )

@@ -111,6 +111,7 @@ class DeferredJob(NamedTuple):
     version: str
     variant: str  # the variant that was not sure; "" if nothing was computed
     body: bytes
+    taken_s: float  # by the journal's steady clock
 
 
 def no_right(_device: str) -> int:
@@ -529,4 +530,5 @@ def _job(row: sqlite3.Row, body: bytes) -> DeferredJob:
         version=row["version"],
         variant=row["variant"],
         body=body,
+        taken_s=row["taken_s"],
     )

@@ -385,6 +385,10 @@ class Ingest:
         at_s = await self._database.run(self.journal.next_due_s)
         return None if at_s is None else max(0.0, at_s - self._now_s())
 
+    def age_s(self, job: DeferredJob) -> float:
+        """Return for how long this gateway has had a deferred request, by the time in which it ran."""
+        return self._now_s() - job.taken_s
+
     async def postpone(self, job: DeferredJob, for_s: float) -> None:
         until_s = self._now_s() + for_s
         await self._database.run(lambda db: self.journal.postpone(db, job, until_s))
