@@ -173,7 +173,8 @@ class OfflineLedger:
         used_rows, used_bytes = db.execute("SELECT rows, bytes FROM usage").fetchone()
         # Evict the least important unpromised entry until there is room; a promised item needs a ticket's row as well.
         # No cursor across the deletions: each is by its own key, and most often there is none.
-        while used_bytes + size > self.max_bytes or used_rows + rows > self.max_rows:
+        # What adds nothing needs no room, also where more is held than the bounds allow since they were lowered.
+        while (size and used_bytes + size > self.max_bytes) or (rows and used_rows + rows > self.max_rows):
             least = db.execute(
                 "SELECT seq, bytes, priority, state FROM entries WHERE promised = 0 ORDER BY priority, seq LIMIT 1"
             ).fetchone()

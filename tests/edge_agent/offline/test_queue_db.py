@@ -127,6 +127,36 @@ def test_rows_are_bounded_however_small(db: sqlite3.Connection) -> None:
     assert waiting(ledger, db) == [id_of(number) for number in range(80, 100)]
 
 
+@pytest.mark.parametrize(
+    ("answer", "state"),
+    [(DeferredAnswer(id_of(1), b"a" * 50), "done"), (DeferredAnswer(id_of(1), code="not_found", why="no"), "failed")],
+)
+def test_an_answer_ends_its_ticket_also_since_fewer_rows_may_be_kept(
+    ledger: OfflineLedger, db: sqlite3.Connection, answer: DeferredAnswer, state: str
+) -> None:
+    for number in range(1, 6):
+        ledger.put(db, request(number), NOW)
+    ledger.took(db, [id_of(number) for number in range(1, 6)], "main", NOW)
+    ledger.max_rows = 3
+
+    ledger.answered(db, [answer], NOW)
+    ticket = ledger.ticket(db, id_of(1))
+    assert ticket is not None and ticket.state == state
+    with pytest.raises(StoreFull):
+        ledger.put(db, request(6), NOW)
+
+
+def test_words_alone_end_a_ticket_also_since_fewer_bytes_may_be_kept(
+    ledger: OfflineLedger, db: sqlite3.Connection
+) -> None:
+    ledger.put(db, request(1), NOW)
+    ledger.put(db, request(2), NOW)
+    ledger.max_bytes = 100
+
+    ledger.answered(db, [DeferredAnswer(id_of(1), code="not_found", why="no"), DeferredAnswer(id_of(2), b"a")], NOW)
+    assert [one.state for number in (1, 2) if (one := ledger.ticket(db, id_of(number)))] == ["failed", "waiting"]
+
+
 @pytest.mark.parametrize("utc_s", [None, 5.0])  # nobody knows the time; it is 1970
 def test_time_is_powered_time(ledger: OfflineLedger, db: sqlite3.Connection, utc_s: float | None) -> None:
     ledger.put(db, request(1, ttl_s=3600.0), BothClocks(1000.0, utc_s))
