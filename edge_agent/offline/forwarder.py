@@ -23,7 +23,7 @@ from typing import Final, Protocol, Self
 import structlog
 
 from edge_agent.core.drain import DrainPacer
-from edge_agent.offline.queue_db import OutgoingEntry, StoredItem
+from edge_agent.offline.queue_db import SWEEP_ROWS, OutgoingEntry, StoredItem
 from edge_agent.offline.store import OfflineStore
 from tidegate import clock
 from tidegate.fleet.messages import GatewayState
@@ -34,6 +34,7 @@ from tidegate.storage.database import DatabaseUnavailable
 
 ASK_S: Final = 20.0
 SWEEP_S: Final = 60.0
+SWEEP_ON_S: Final = 0.1  # while a sweep leaves some: what is over hides what is behind it, and takes its room
 THERE_S: Final = 20.0  # four of a gateway's heartbeats
 NO_ROOM_S: Final = 0.5  # while the session has no room
 RETRY_S: Final = 5.0  # after a defect or a disk that fails
@@ -142,7 +143,8 @@ class Forwarder:
         self._follow(clock.now())
         if clock.now() >= self._sweep_at:
             self._sweep_at = clock.now() + SWEEP_S
-            await self._store.sweep()
+            if await self._store.sweep() >= SWEEP_ROWS:
+                self._sweep_at = clock.now() + SWEEP_ON_S
         if self.gateway:
             await self._ask()
             await self._send()

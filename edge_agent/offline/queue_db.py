@@ -34,7 +34,7 @@ from tidegate.storage.database import DatabaseFull
 MOST_REFUSALS: Final = 5
 ROW_BYTES: Final = 256  # what a row takes beside its body, indices included
 ANSWERS_KEPT_S: Final = 86_400.0  # done and failed tickets, in powered time
-_SWEEP: Final = 256  # rows that one sweep ends at most, so that no caller waits for more
+SWEEP_ROWS: Final = 256  # of each table that one sweep ends at most, so that no caller waits for more
 
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value REAL NOT NULL) WITHOUT ROWID",
@@ -307,11 +307,14 @@ class OfflineLedger:
         return 0.0 if row is None else float(row["value"])
 
     def sweep(self, db: sqlite3.Connection, now: BothClocks) -> int:
-        """End expired entries and tickets, and note the powered time. How many entries ended."""
+        """End expired entries and tickets, and note the powered time.
+
+        How many ended; of SWEEP_ROWS and more others may be left.
+        """
         db.execute("INSERT OR REPLACE INTO meta VALUES ('powered_s', ?)", (now.powered_s,))
         over = db.execute(
             "SELECT id FROM entries WHERE ? - born_s > ttl_s OR (? IS NOT NULL AND ? - born_utc_s > ttl_s) LIMIT ?",
-            (now.powered_s, now.utc_s, now.utc_s, _SWEEP),
+            (now.powered_s, now.utc_s, now.utc_s, SWEEP_ROWS),
         ).fetchall()
         for row in over:
             db.execute("DELETE FROM entries WHERE id = ?", (row["id"],))
@@ -319,14 +322,14 @@ class OfflineLedger:
             _count(db, "expired")
         stale = db.execute(
             "SELECT id, state FROM tickets WHERE state <> 'waiting' AND ? - since_s > keep_s LIMIT ?",
-            (now.powered_s, _SWEEP),
+            (now.powered_s, SWEEP_ROWS),
         ).fetchall()
         for row in stale:
             if row["state"] == "taken":
                 _fail(db, row["id"], "deadline_exceeded", "a gateway took it and has not answered in time", now)
             else:
                 db.execute("DELETE FROM tickets WHERE id = ?", (row["id"],))
-        return len(over)
+        return len(over) + len(stale)
 
     # operators
 

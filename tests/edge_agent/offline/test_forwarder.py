@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edge_agent.offline.forwarder import Forwarder
-from edge_agent.offline.queue_db import StoredItem
+from edge_agent.offline.queue_db import SCHEMA, StoredItem
 from edge_agent.offline.store import OfflineStore
 from gateway.ingest.receiver import MAX_OF_ONE, Ingest
 from tidegate import clock
 from tidegate.fleet.messages import GatewayState
 from tidegate.fleet.stored import DeferredAnswer, Forwarded, Inquiry, ItemRefusal, Receipt, decode_stored, encode_stored
 from tidegate.fleet.topics import StoredTopic
+from tidegate.storage.database import connect
 
 pytestmark = pytest.mark.slow
 
@@ -197,3 +198,17 @@ async def test_a_gateway_whose_disk_fails_tells_devices_to_wait_and_takes_nothin
         assert said[0][1].taken == ()
         one.message("kiosk", message(2))  # still on its way: not to be taken before the first
         assert one.dropped["unavailable"] == 2
+
+
+async def test_thousands_of_things_that_are_over_hide_what_is_behind_them_for_seconds_only(tmp_path: Path) -> None:
+    with closing(connect(tmp_path / "store.db", SCHEMA)) as db:  # as a device finds them that was off for weeks
+        columns = "id, kind, key, priority, promised, born_s, ttl_s, bytes, model, version, variant, body"
+        row = f"INSERT INTO entries ({columns}) VALUES (?, 'result', 'results', 0, 0, -9, 1, 257, '', '', '', x'00')"
+        db.execute("BEGIN")
+        db.executemany(row, [(id_of(number),) for number in range(700)])
+        db.execute("COMMIT")
+    async with device(tmp_path) as (store, forwarder, uplink):
+        await store.put(StoredItem(id_of(9999), "result", b"x", key="results"))
+        there(forwarder, "main")
+        await eventually(lambda: id_of(9999) in uplink.ids())
+        assert (await store.usage()).waiting == 1
