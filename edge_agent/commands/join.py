@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from edge_agent.config import EdgeConfig
 from edge_agent.core.diagnosis import OLDEST_SANE_UTC_S
@@ -80,15 +80,17 @@ def join_fleet(
     home.mkdir(parents=True, exist_ok=True)
     with _alone(home):
         is_joined = (home / IDENTITY).exists()
-        held = _held_names(home) if is_joined else set()
-        if (others := held - {issued.identity.name}) and not replace_other:
+        if is_joined and _was_cut_off(home):
+            link_atomically(home / CONFIG, f"{IDENTITY}/{CONFIG}")
+        held = _held_names(home) if is_joined and not replace_other else set()
+        if others := held - {issued.identity.name}:
             raise BundleError(
                 f"{home} is the device {' and '.join(sorted(others))}, and this bundle is {issued.identity.name}'s: "
                 "take that device's own bundle, or --replace to make this one another device"
             )
         kept: tuple[str, ...] = ()
         config = moved_to(bundle.config, home)
-        if held and not replace_other and (home / CONFIG).exists():
+        if held and (home / CONFIG).exists():
             config, kept = _kept_config(home, config)
         # Of a device that has not joined it is a package's example, or was written by hand.
         aside = None if is_joined else _put_aside(home / CONFIG)
@@ -114,14 +116,36 @@ def _held_names(home: Path) -> set[str]:
         with suppress(ValueError):  # one that was damaged names nobody, and is replaced
             names.add(read_issued(cert.read_bytes()).identity.name)
     if (config := home / CONFIG).exists():
-        names.add(str(settings_in(config.read_bytes()).get("name", "(the host's)")))
+        names.add(str(_settings_at(config).get("name", "(the host's)")))
     return names
+
+
+def _settings_at(config: Path) -> dict[str, Any]:
+    """The keys of the configuration that is there, whose faults are none of the bundle's. Raises BundleError."""
+    try:
+        return settings_in(config.read_bytes())
+    except BundleError as error:
+        raise BundleError(
+            f"what cannot be read is {config}, which is there already ({error}): mend it, or take the bundle's "
+            "configuration with --replace"
+        ) from error
+
+
+def _was_cut_off(home: Path) -> bool:
+    """Whether the first joining ended between its two links: what it had put aside is still in its place as well."""
+    config, aside = home / CONFIG, _aside(home / CONFIG)
+    is_old = config.exists() and not config.is_symlink() and aside.exists()
+    return is_old and (home / IDENTITY / CONFIG).exists() and config.read_bytes() == aside.read_bytes()
+
+
+def _aside(config: Path) -> Path:
+    return config.with_name(config.name + ".before-joining")
 
 
 def _put_aside(config: Path) -> Path | None:
     if config.is_symlink() or not config.exists():
         return None
-    aside = config.with_name(config.name + ".before-joining")
+    aside = _aside(config)
     write_atomically(aside, config.read_bytes(), mode=config.stat().st_mode & 0o777)
     return aside
 
@@ -129,7 +153,7 @@ def _put_aside(config: Path) -> Path | None:
 def _kept_config(home: Path, offered: bytes) -> tuple[bytes, tuple[str, ...]]:
     """The configuration that is there, and the keys in which it differs."""
     config = (home / CONFIG).read_bytes()
-    mine, theirs = settings_in(config), settings_in(offered)
+    mine, theirs = _settings_at(home / CONFIG), settings_in(offered)
     if mine.get("tls") != tls_section(home):
         raise BundleError(
             f"key 'tls' of {home / CONFIG} names other files than those under {home / IDENTITY}, where this bundle's "

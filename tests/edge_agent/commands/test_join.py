@@ -118,6 +118,46 @@ def test_a_device_with_the_packages_example_joins_and_the_example_is_put_aside(c
 
 
 @pytest.mark.slow
+def test_a_first_join_that_is_cut_off_between_its_two_links_is_completed_by_the_same_command(
+    ca: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issue(ca, tmp_path, "kiosk-5\nkiosk-6\n")
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "device.yaml").write_text("name: example\n")
+    link = join_module.link_atomically
+
+    def only_the_identity(path: Path, target: str) -> None:
+        if path.name != "identity":
+            raise KeyboardInterrupt
+        link(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(join_module, "link_atomically", only_the_identity)
+        join_fleet(tmp_path / "out" / "kiosk-5.tar", home, now=now())
+    assert (home / "device.yaml").read_text() == "name: example\n"
+
+    other = join(tmp_path / "out" / "kiosk-6.tar", home)
+    assert other.exit_code == 1 and "is the device kiosk-5, and" in other.output
+    done = join(tmp_path / "out" / "kiosk-5.tar", home)
+    assert done.exit_code == 0, done.output
+    assert load(EdgeConfig, home / "device.yaml").name == "kiosk-5"
+    assert (home / "device.yaml.before-joining").read_text() == "name: example\n"
+
+
+@pytest.mark.slow
+def test_a_damaged_configuration_is_not_blamed_on_the_bundle(ca: Path, tmp_path: Path) -> None:
+    issue(ca, tmp_path, "kiosk-4\n")
+    home = tmp_path / "home"
+    join(tmp_path / "out" / "kiosk-4.tar", home)
+    (home / "device.yaml").write_text("name: [kiosk-4\n")
+    told = join(tmp_path / "out" / "kiosk-4.tar", home)
+    assert told.exit_code == 1 and f"what cannot be read is {home / 'device.yaml'}" in told.output, told.output
+    assert join(tmp_path / "out" / "kiosk-4.tar", home, "--replace").exit_code == 0
+    assert load(EdgeConfig, home / "device.yaml").name == "kiosk-4"
+
+
+@pytest.mark.slow
 def test_a_damaged_certificate_is_replaced_by_the_devices_own_bundle(ca: Path, tmp_path: Path) -> None:
     issue(ca, tmp_path, "kiosk-8\nkiosk-9\n")
     home = tmp_path / "home"
