@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 T = TypeVar("T")
+MOST_LISTED = 100  # dead letters in a table
 
 _EXAMPLES = """
 \b
@@ -57,7 +58,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     """
     with _opened(ctx) as db:
         ledger = _ledger(ctx)
-        usage, dead = ledger.usage(db), [_letter(row) for row in ledger.dead(db)]
+        usage, dead = ledger.usage(db), [_letter(row) for row in ledger.dead(db, -1 if as_json else MOST_LISTED)]
     if as_json:
         click.echo(json.dumps({**msgspec.to_builtins(usage), "dead_letters": dead}))
         return
@@ -75,6 +76,8 @@ def list_(ctx: click.Context, as_json: bool) -> None:
         console.print(f"{reason.replace('_', ' ')}: {count}", highlight=False)
     if dead:
         console.print(_table(dead))
+    if len(dead) < usage.dead:
+        console.print(f"these are the oldest {len(dead)} of {usage.dead}; --json names all", highlight=False)
 
 
 @store.command()
@@ -162,13 +165,10 @@ def _opened(ctx: click.Context) -> Iterator[sqlite3.Connection]:
             raise click.ClickException(f"there is no {path}: a device without a broker (key 'mqtt') keeps nothing")
         raise click.ClickException(f"there is no {path}; name the agent's configuration: tidegate edge --config FILE")
     try:
-        db = connect(path, SCHEMA)
-    except (sqlite3.Error, OSError) as error:
+        with closing(connect(path, SCHEMA)) as db:
+            yield db
+    except (sqlite3.Error, OSError) as error:  # also what the disk refuses later: nothing was changed
         raise click.ClickException(f"{path}: {error}") from error
-    try:
-        yield db
-    finally:
-        db.close()
 
 
 def _letter(row: sqlite3.Row) -> dict[str, Any]:

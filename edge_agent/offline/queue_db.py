@@ -334,7 +334,11 @@ class OfflineLedger:
     # operators
 
     def dead(self, db: sqlite3.Connection, limit: int = 100) -> list[sqlite3.Row]:
-        return db.execute("SELECT * FROM entries WHERE state = 'dead' ORDER BY seq LIMIT ?", (limit,)).fetchall()
+        """The dead letters, the oldest first; all with a limit of -1."""
+        columns = "id, kind, model, priority, attempts, why"  # without the body, which may be 44,000 bytes each
+        return db.execute(
+            f"SELECT {columns} FROM entries WHERE state = 'dead' ORDER BY seq LIMIT ?", (limit,)
+        ).fetchall()
 
     def retry(self, db: sqlite3.Connection, ids: Collection[str] | None = None) -> int:
         """Queue dead letters to be sent again; None: all."""

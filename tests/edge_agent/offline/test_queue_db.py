@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge_agent.cli import edge
+from edge_agent.commands import store
 from edge_agent.offline.queue_db import (
     ANSWERS_KEPT_S,
     MOST_REFUSALS,
@@ -245,6 +247,40 @@ def test_the_command_lists_shows_and_revives_dead_letters(tmp_path: Path, ledger
     assert run("retry", "--all") == "1 to be sent again\n"
     assert '"dead": 0' in run("list", "--json")
     assert CliRunner().invoke(edge, ["--config", str(config), "store", "drop", id_of(7)]).exit_code == 1
+
+
+def invoke(folder: Path, *words: str) -> Result:
+    settings = {"TIDEGATE_EDGE_STATE_DIR": str(folder), "TIDEGATE_EDGE_MQTT": "mqtt://broker"}
+    return CliRunner(env=settings).invoke(edge, ["store", *words])
+
+
+def test_the_command_says_how_many_dead_letters_it_leaves_out_and_json_has_all(
+    tmp_path: Path, db: sqlite3.Connection
+) -> None:
+    ledger = OfflineLedger(max_bytes=10**6, max_rows=1000)
+    for number in range(103):
+        ledger.put(db, result(number, 1), NOW)
+    ledger.refused(db, [ItemRefusal(id_of(number), "no", final=True) for number in range(103)], NOW)
+
+    listed = invoke(tmp_path, "list")
+    assert listed.output.count(" result ") == 100
+    assert "these are the oldest 100 of 103; --json names all" in " ".join(listed.output.split())
+    told = json.loads(invoke(tmp_path, "list", "--json").output)
+    assert (told["dead"], len(told["dead_letters"])) == (103, 103)
+
+
+def test_a_disk_that_refuses_what_the_command_would_change_is_told_in_words(
+    tmp_path: Path, db: sqlite3.Connection, ledger: OfflineLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.put(db, result(1), NOW)
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(store, "transact", full)
+    refused = invoke(tmp_path, "drop", "--all")
+    assert refused.exit_code == 1
+    assert refused.output == f"Error: {tmp_path / 'store.db'}: database or disk is full\n"
 
 
 class Stored(RuleBasedStateMachine):
