@@ -51,6 +51,7 @@ _OF_THE_DISK: Final = (
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOMEM,
     sqlite3.SQLITE_INTERNAL,
 )  # fmt: skip
+_NOT_OPEN: Final = "it is not open"
 _MOST_MOVED_ASIDE: Final = 3  # a disk that corrupts again and again is not filled with the remains
 
 log = structlog.get_logger(__name__)
@@ -128,7 +129,7 @@ class Database:
         on_moved_aside: Callable[[Path], None] = lambda _: None,
     ) -> None:
         self.path = path
-        self.unavailable = "it is not open"  # why; "" while it works
+        self.unavailable = _NOT_OPEN  # why; "" while it works
         self._schema = tuple(schema)
         self._max_pages = max_pages
         self._on_moved_aside = on_moved_aside
@@ -229,6 +230,8 @@ class Database:
                 self._connection = self._connected()
             finally:
                 self._open_again_at = clock.now() + RETRY_S
+            if self.unavailable not in ("", _NOT_OPEN):
+                log.info("it can be stored again", path=str(self.path))
             self.unavailable = ""
         return self._connection
 

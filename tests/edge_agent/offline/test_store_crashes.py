@@ -150,6 +150,23 @@ async def test_a_disk_without_room_refuses_and_works_again_after_it(
         await one.put(item(500, 9000))
 
 
+async def test_it_is_said_when_things_can_be_stored_again_and_at_no_other_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.storage.database.RETRY_S", 0.0)
+    (tmp_path / "state").write_text("in the way")
+    with capture_logs() as lines:
+        async with store(tmp_path / "state") as one:
+            with pytest.raises(DatabaseUnavailable):
+                await one.put(item(1))
+            (tmp_path / "state").unlink()
+            await one.put(item(1))
+            await one.put(item(2))
+        async with store(tmp_path / "state"):
+            pass
+    assert [line["event"] for line in lines] == ["nothing can be stored", "it can be stored again"]
+
+
 async def test_a_place_that_is_no_folder_is_said_and_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     async with store(tmp_path / "file" / "state") as one:
