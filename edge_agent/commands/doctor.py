@@ -144,6 +144,8 @@ def _synchronized() -> bool | None:
 def _disk(folder: Path) -> DoctorFinding:
     file = folder / ".doctor"
     took: list[float] = []
+    # The doctor is often run by root: a folder that it left would be closed to the agent's user.
+    absent = [one for one in (folder, *folder.parents) if not one.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for _ in range(_WRITES):
@@ -160,6 +162,9 @@ def _disk(folder: Path) -> DoctorFinding:
     finally:
         with suppress(OSError):  # a full disk leaves an empty file
             file.unlink()
+        with suppress(OSError):  # the agent has begun to use it
+            for one in absent:
+                one.rmdir()
     return diagnosis.disk(str(folder), error="", free_bytes=free_bytes, fsync_s=median(took))
 
 

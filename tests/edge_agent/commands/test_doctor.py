@@ -178,6 +178,16 @@ async def test_everything_that_is_wrong_is_told_at_once(
     assert "Connect call failed" in told["broker"].words or "refused" in told["broker"].words
 
 
+async def test_the_folder_of_the_state_is_left_to_the_agents_own_user(keys: dict[str, Any], tmp_path: Path) -> None:
+    told = await found(keys, state_dir=str(tmp_path / "not" / "there"))
+    assert told["disk"].verdict == "ok"
+    assert not (tmp_path / "not").exists()  # the doctor, who may be root, would own it
+
+    (tmp_path / "state").mkdir()
+    await found(keys)
+    assert list((tmp_path / "state").iterdir()) == []
+
+
 async def test_a_damaged_model_and_a_certificate_that_has_ended_are_found(keys: dict[str, Any], tmp_path: Path) -> None:
     damage(Path(keys["model_repository"]))
     section = FleetPki(tmp_path / "pki").config("edge/kiosk-1", ended=True)
