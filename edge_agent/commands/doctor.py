@@ -81,6 +81,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
             neighbours=[one for one in config.help.neighbours if one != config.name] if config.help else (),
         ),
         *_mdns(config, agent),
+        *_store(agent),
         diagnosis.gateways(
             reached,
             dial_out=config.dial_out,
@@ -432,6 +433,20 @@ def _workers(agent: dict[str, Any] | None) -> list[DoctorFinding]:
 def _callers(agent: dict[str, Any] | None) -> list[str]:
     links = (agent or {}).get("links")
     return [f"{name} ({path})" for name, path in links.items()] if isinstance(links, dict) else []
+
+
+def _store(agent: dict[str, Any] | None) -> list[DoctorFinding]:
+    """What the running agent says of what it keeps; an older one, and one that is reached over TLS, says nothing."""
+    told = (agent or {}).get("store")
+    if agent is None or not isinstance(told, dict):
+        return []
+    return diagnosis.store(
+        unavailable=str(told.get("unavailable") or ""),
+        waiting=int(told.get("waiting") or 0),
+        dead=int(told.get("dead") or 0),
+        gateway=str(agent.get("gateway") or ""),
+        has_gateway=agent.get("mode") == "online",
+    )
 
 
 def _mdns(config: EdgeConfig, agent: dict[str, Any] | None) -> list[DoctorFinding]:

@@ -272,6 +272,27 @@ def event_loop(reason: str) -> list[DoctorFinding]:
     return [DoctorFinding("event loop", "warning", reason, advice)] if reason else []
 
 
+def store(*, unavailable: str, waiting: int, dead: int, gateway: str, has_gateway: bool) -> list[DoctorFinding]:
+    """Judge what the running agent keeps for gateways; nothing where there is nothing to say.
+
+    Args:
+        unavailable: why nothing can be kept; waiting: things to be sent; dead: that no gateway takes.
+        gateway: who takes them in now, "" while nobody does; has_gateway: whether a gateway is there at all.
+    """
+    found = []
+    if unavailable:
+        advice = "tickets are refused until it is mended; the agent tries again by itself"
+        found.append(DoctorFinding("store", "warning", f"nothing can be kept: {unavailable}", advice))
+    if dead:
+        advice = "`tidegate edge store list` says why; `retry` sends them again, `drop` deletes them"
+        found.append(DoctorFinding("store", "warning", f"dead letters, which no gateway takes: {dead}", advice))
+    if waiting and has_gateway and not gateway:
+        advice = "give a gateway the section `ingest` (docs/offline.md): until then tickets get no answer"
+        words = f"things to be sent: {waiting}, and no gateway that is there takes them in"
+        found.append(DoctorFinding("store", "warning", words, advice))
+    return found
+
+
 def settings(
     *, changed: Mapping[str, object], trying: bool, at_start: Sequence[str], taken_back: Sequence[str], file: str
 ) -> list[DoctorFinding]:

@@ -21,6 +21,7 @@ from edge_agent.cli import edge
 from edge_agent.commands.doctor import run_checks
 from edge_agent.config import EdgeConfig
 from edge_agent.core.diagnosis import DoctorFinding
+from edge_agent.offline.queue_db import StoredItem
 from gateway.app import Gateway
 from gateway.commands.status import ailments
 from gateway.observe.conditions import conditions_json
@@ -31,6 +32,7 @@ from tests.support.models.tiny_models import tiny_repository
 from tests.support.mqtt.brokers import Embedded
 from tidegate import clock
 from tidegate.config import load
+from tidegate.fleet.stored import ItemRefusal, Receipt
 from tidegate.testing.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -186,6 +188,21 @@ async def test_the_folder_of_the_state_is_left_to_the_agents_own_user(keys: dict
     (tmp_path / "state").mkdir()
     await found(keys)
     assert list((tmp_path / "state").iterdir()) == []
+
+
+async def test_what_a_device_keeps_and_no_gateway_takes_is_said(
+    keys: dict[str, Any], tmp_path: Path, broker: Embedded
+) -> None:
+    keys["mqtt"] = broker.url
+    async with EdgeApp(load(EdgeConfig, **keys)) as edge_app:
+        assert "store" not in await found(keys)
+        store = edge_app.offline.store
+        assert store is not None
+        await store.put(StoredItem("1" * 32, "request", b"x"))
+        await store.settle(Receipt("main", refused=(ItemRefusal("1" * 32, "no", final=True),)))
+        told = await found(keys)
+
+    assert (told["store"].verdict, told["store"].words) == ("warning", "dead letters, which no gateway takes: 1")
 
 
 async def test_a_damaged_model_and_a_certificate_that_has_ended_are_found(keys: dict[str, Any], tmp_path: Path) -> None:

@@ -209,3 +209,20 @@ def test_whether_help_can_be_had_and_why_not(
     assert finding.verdict == verdict
     assert words in finding.words
     assert bool(finding.advice) == (verdict != "ok")
+
+
+@pytest.mark.parametrize(
+    ("reading", "said"),
+    [
+        ({}, []),
+        ({"waiting": 7, "has_gateway": False}, []),  # as it shall be while it is alone
+        ({"waiting": 7, "gateway": "main"}, []),
+        ({"waiting": 7}, ["no gateway that is there takes them in"]),
+        ({"unavailable": "disk I/O error", "dead": 2}, ["nothing can be kept: disk I/O error", "takes: 2"]),
+    ],
+)
+def test_what_is_kept_is_said_where_it_does_not_get_away(reading: dict[str, Any], said: list[str]) -> None:
+    told = {"unavailable": "", "waiting": 0, "dead": 0, "gateway": "", "has_gateway": True, **reading}
+    found = diagnosis.store(**told)
+    assert [one.verdict for one in found] == ["warning"] * len(said)
+    assert all(words in one.words and one.advice for words, one in zip(said, found, strict=True))

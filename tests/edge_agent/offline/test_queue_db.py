@@ -129,6 +129,7 @@ def test_rows_are_bounded_however_small(db: sqlite3.Connection) -> None:
     assert waiting(ledger, db) == [id_of(number) for number in range(80, 100)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "state"),
     [(DeferredAnswer(id_of(1), b"a" * 50), "done"), (DeferredAnswer(id_of(1), code="not_found", why="no"), "failed")],
@@ -254,6 +255,7 @@ def invoke(folder: Path, *words: str) -> Result:
     return CliRunner(env=settings).invoke(edge, ["store", *words])
 
 
+@pytest.mark.slow
 def test_the_command_says_how_many_dead_letters_it_leaves_out_and_json_has_all(
     tmp_path: Path, db: sqlite3.Connection
 ) -> None:
