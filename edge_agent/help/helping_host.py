@@ -256,7 +256,7 @@ def _deadline(call: Call, manifest: Manifest) -> float:
 
 def _gateways_only(call: Call, manifest: Manifest) -> str:
     """Why no neighbour is asked for a request; "" where one may be."""
-    if call.attested:
+    if call.attested or manifest.require == "attested":
         return "only a gateway verifies evidence"
     if call.min_quality > 0.0:
         return "only a gateway knows the quality of what others have"

@@ -139,6 +139,21 @@ async def test_what_the_device_cannot_do_its_neighbour_answers_at_the_last_prior
         assert running.neighbour.ready_event()["role"] == "edge"
 
 
+@pytest.mark.parametrize(("by_model", "code"), [(False, "not_supported"), (True, "model_not_found")])
+async def test_what_only_attested_targets_may_see_goes_to_no_neighbour(
+    tmp_path: Path, by_model: bool, code: str
+) -> None:
+    models = tiny_repository(tmp_path / "m")
+    if by_model:
+        with (models / "double" / "1" / "model.yaml").open("a") as manifest:
+            manifest.write("\nrequire: attested\n")
+    headers = {} if by_model else {"tidegate-require": "attested"}
+    async with two(tmp_path, empty(tmp_path / "none"), models) as running:
+        await eventually(lambda: running.told()["helps"])
+        _, said, answer = await running.ask("double", x([[1.0, 2.0]]), **headers)
+        assert (answer.get("code"), "tidegate-helped-by" in said) == (code, False), answer
+
+
 async def test_a_model_that_the_neighbour_does_not_share_is_not_known(tmp_path: Path) -> None:
     answers = {"devices": ["kiosk*"], "models": ["rounds"]}
     async with two(tmp_path, empty(tmp_path / "none"), tiny_repository(tmp_path / "m"), answers) as running:
