@@ -11,7 +11,10 @@ from tidegate.config import Section
 
 
 class ArtifactsConfig(Section):
-    """Model files for devices, and the rollouts that bring them there. One gateway of a fleet has this section."""
+    """Model files for devices, and the rollouts that bring them there.
+
+    One gateway of a fleet has this section, or several that have a `store`.
+    """
 
     folder: Path = Field(
         description="Folder of model files, one for each content, and of the rollouts' journals. It belongs to this "

@@ -18,17 +18,21 @@ Fencing numbers grow also over a store that was flushed: each is at least the st
 conductor finds its number gone, takes a new lease, and records what it has again. Without the store nobody conducts:
 rollouts stand still, devices keep what they have, and time does not pass for the rollout.
 
+The other gateways read there how rollouts are, and the manifests of the versions that devices come to have
+(`followed_rollouts.py`): each record leaves a stamp, so that they read again only what has changed.
+
 Source: Kleppmann, "How to do distributed locking", 2016 (fencing tokens).
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from math import inf
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
+import msgspec
 import structlog
 
 from gateway.store.shared_store import SharedStore, StoreScript, StoreUnavailable
@@ -41,6 +45,7 @@ TRY_S: Final = 1.0  # a gateway that does not conduct
 MARGIN_S: Final = 0.5  # the lease ends here before it ends there
 KEPT_MS: Final = 90 * 86_400_000
 MAX_ORDER_BYTES: Final = 64 * 2**20
+READ_AT_ONCE: Final = 8  # rollouts that have changed, by a gateway that follows
 
 log = structlog.get_logger(__name__)
 
@@ -68,8 +73,9 @@ _LET_GO: Final = StoreScript(
     "let go",
     "if redis.call('HGET', KEYS[1], 'owner') == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1",
 )
-# KEYS: fence, orders, states. ARGV: the fencing number, the rollout, how long it is kept, its order or "", its state or
-# "". An order does away with the state of an older one of that name. Returns whether it was recorded.
+# KEYS: fence, orders, states, manifests, stamps. ARGV: the fencing number, the rollout, how long it is kept, its order,
+# its state, the manifests of its versions ("": not given). An order does away with the state of an older one of that
+# name. Returns whether it was recorded.
 _RECORD: Final = StoreScript(
     "record",
     """
@@ -79,28 +85,58 @@ if ARGV[4] ~= '' then
   redis.call('HDEL', KEYS[3], ARGV[2])
 end
 if ARGV[5] ~= '' then redis.call('HSET', KEYS[3], ARGV[2], ARGV[5]) end
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
-redis.call('PEXPIRE', KEYS[3], ARGV[3])
+if ARGV[6] ~= '' then redis.call('HSET', KEYS[4], ARGV[2], ARGV[6]) end
+local time = redis.call('TIME')
+redis.call('HSET', KEYS[5], ARGV[2], time[1] .. '.' .. time[2])
+for i = 1, 5 do redis.call('PEXPIRE', KEYS[i], ARGV[3]) end
 return 1
 """,
 )
-# KEYS: fence, orders, states. ARGV: the fencing number, the rollout.
+# KEYS: fence, orders, states, manifests, stamps. ARGV: the fencing number, the rollout.
 _FORGET: Final = StoreScript(
     "forget",
     """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('HDEL', KEYS[2], ARGV[2])
-redis.call('HDEL', KEYS[3], ARGV[2])
+for i = 2, 5 do redis.call('HDEL', KEYS[i], ARGV[2]) end
 return 1
 """,
 )
-# KEYS: orders or states. Returns the names of rollouts, each followed by what there is of it.
+# KEYS: orders, states, manifests or stamps. Returns the names of rollouts, each followed by what there is of it.
 _READ: Final = StoreScript("read", "return redis.call('HGETALL', KEYS[1])")
+# KEYS: orders, states, manifests, stamps. ARGV: how many at most, then rollouts that are known, each followed by its
+# stamp. Returns the names of all, and of those with another stamp: name, stamp, order, state, manifests.
+_CHANGED: Final = StoreScript(
+    "changed",
+    """
+local known, names, found = {}, {}, {}
+for i = 2, #ARGV, 2 do known[ARGV[i]] = ARGV[i + 1] end
+local stamps = redis.call('HGETALL', KEYS[4])
+for i = 1, #stamps, 2 do
+  local name = stamps[i]
+  names[#names + 1] = name
+  if known[name] ~= stamps[i + 1] and #found < 5 * ARGV[1] then
+    found[#found + 1] = name
+    found[#found + 1] = stamps[i + 1]
+    for key = 1, 3 do found[#found + 1] = redis.call('HGET', KEYS[key], name) or '' end
+  end
+end
+return {names, found}
+""",
+)
 
 
 class NotConducting(Exception):
     """Another gateway conducts, or none can now; the message says which."""
+
+
+class RecordedRollout(NamedTuple):
+    """One rollout as the store has it; `state` is "" before the first one. `manifests`: of its versions, by digest."""
+
+    id: str
+    stamp: str
+    order: bytes
+    state: bytes
+    manifests: Mapping[str, bytes]
 
 
 class ConductorLease:
@@ -114,7 +150,7 @@ class ConductorLease:
         self._now = now
         self._store = store
         self._gateway = gateway
-        self._keys = [store.key("rollouts", kind) for kind in ("fence", "orders", "states")]
+        self._keys = [store.key("rollouts", kind) for kind in ("fence", "orders", "states", "manifests", "stamps")]
         self._lease = store.key("rollouts", "lease")
         self._held_until = -inf
         self._on_change: Callable[[], None] = lambda: None
@@ -142,6 +178,11 @@ class ConductorLease:
     def is_anothers(self) -> bool:
         """Whether another gateway had it when the store was last asked."""
         return self.conductor not in ("", self._gateway)
+
+    @property
+    def was_own(self) -> bool:
+        """Whether this gateway had it when the store was last asked."""
+        return self.conductor == self._gateway
 
     def watch(self, on_change: Callable[[], None]) -> None:
         """Call this whenever this gateway begins or ceases to conduct."""
@@ -183,12 +224,15 @@ class ConductorLease:
         else:
             self._held_until = -inf
 
-    async def record(self, id: str, *, order: bytes = b"", state: bytes = b"") -> None:
-        """Record an order, a state or both. Raises NotConducting: nothing was recorded, or it is not known."""
+    async def record(
+        self, id: str, *, order: bytes = b"", state: bytes = b"", manifests: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Record what is given of a rollout. Raises NotConducting: nothing was recorded, or it is not known."""
         if len(order) > MAX_ORDER_BYTES:
             raise NotConducting(f"the order has {len(order)} bytes; gateways share at most {MAX_ORDER_BYTES}")
-        packed = zlib.compress(order, 1) if order else b""
-        await self._as_conductor(_RECORD, [id, KEPT_MS, packed, state])
+        described = msgspec.msgpack.encode(manifests) if manifests else b""
+        packed = [zlib.compress(one, 1) if one else b"" for one in (order, described)]
+        await self._as_conductor(_RECORD, [id, KEPT_MS, packed[0], state, packed[1]])
 
     async def forget(self, id: str) -> None:
         """Raises NotConducting."""
@@ -211,12 +255,39 @@ class ConductorLease:
         states = _pairs(await self._store.run(_READ, [self._keys[2]], []))
         return {id: (_unpacked(order), states.get(id, b"")) for id, order in orders.items()}
 
+    async def manifests(self) -> Mapping[str, Mapping[str, bytes]]:
+        """By rollout: the manifests of its versions, by digest. Raises StoreUnavailable."""
+        found = _pairs(await self._store.run(_READ, [self._keys[3]], []))
+        return {id: _manifests(one) for id, one in found.items()}
+
+    async def stamped(self) -> Collection[str]:
+        """The rollouts that others can follow: older versions left no stamps. Raises StoreUnavailable."""
+        return _pairs(await self._store.run(_READ, [self._keys[4]], [])).keys()
+
+    async def changed(self, known: Mapping[str, str]) -> tuple[list[str], list[RecordedRollout]]:
+        """The names of all rollouts, and READ_AT_ONCE at most that have another stamp. Raises StoreUnavailable.
+
+        Args:
+            known: the stamps of those that were read before.
+        """
+        pairs = [word for pair in known.items() for word in pair]
+        names, flat = await self._store.run(_CHANGED, self._keys[1:], [READ_AT_ONCE, *pairs])
+        rows = [[bytes(one) for one in flat[at : at + 5]] for at in range(0, len(flat), 5)]
+        return [_text(name) for name in names], [
+            RecordedRollout(_text(id), _text(stamp), _unpacked(order), state, _manifests(packed))
+            for id, stamp, order, state, packed in rows
+        ]
+
     def __repr__(self) -> str:
         return f"<ConductorLease of {self.conductor or 'none'}, fence {self.fence}>"
 
 
+def _text(raw: bytes) -> str:
+    return bytes(raw).decode(errors="replace")
+
+
 def _pairs(flat: list[bytes]) -> dict[str, bytes]:
-    return {bytes(name).decode(errors="replace"): bytes(one) for name, one in zip(flat[::2], flat[1::2], strict=True)}
+    return {_text(name): bytes(one) for name, one in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def _unpacked(packed: bytes) -> bytes:
@@ -225,3 +296,10 @@ def _unpacked(packed: bytes) -> bytes:
         return zlib.decompressobj().decompress(packed, MAX_ORDER_BYTES)
     except zlib.error:
         return b""
+
+
+def _manifests(packed: bytes) -> Mapping[str, bytes]:
+    try:
+        return msgspec.msgpack.decode(_unpacked(packed), type=dict[str, bytes]) if packed else {}
+    except (msgspec.MsgspecError, UnicodeError):
+        return {}

@@ -18,7 +18,7 @@ Time passes for a rollout only during a session with the broker, and not in its 
 still arrive (`gateway/core/versions/canary.py` says why).
 Of several gateways with a store one conducts, and another takes over if it dies (`conductor_lease.py`): states are then
 recorded in the store too, under a fencing number, before they are journalled and published. A gateway that does not
-conduct decides and publishes nothing.
+conduct decides and publishes nothing, and reads there how its rollouts are (`followed_rollouts.py`).
 
 A disk that cannot be written stops publishing and is logged: a device must not be given what a restart would forget.
 
@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import inf
@@ -47,6 +48,7 @@ from gateway.core.versions.canary import CanaryRollout, RolloutPhase, RolloutSpe
 from gateway.core.versions.configuration_drift import Comparison, ConfiguredDevice, DesiredHere, DriftWatch, compared
 from gateway.delivery.artifacts.store import ArtifactStore
 from gateway.delivery.rollouts.conductor_lease import ConductorLease, NotConducting
+from gateway.delivery.rollouts.followed_rollouts import FOLLOW_S, FollowedRollouts, PreferredVersions
 from gateway.delivery.rollouts.journal import KEPT, RolloutJournal, rollout_as_recorded
 from gateway.delivery.rollouts.order import (
     InvalidOrder,
@@ -55,6 +57,7 @@ from gateway.delivery.rollouts.order import (
     decode_order,
     has_way_back,
     manifest_of,
+    manifests_here,
     missing_artefacts,
     plans_of,
 )
@@ -85,14 +88,6 @@ class RolloutConflict(InvalidOrder):
 
 class NotRecorded(RolloutConflict):
     """An order or a command cannot be recorded now; the message says why, and what becomes of it."""
-
-
-class PreferredVersions(Protocol):
-    """What requests get that name no version, as far as operators have a say in it (`gateway/delivery/trials.py`)."""
-
-    async def rolled_out(self, model: str, version: str) -> None: ...
-
-    async def recalled(self, model: str, version: str) -> None: ...
 
 
 class DeviceChannel(Protocol):
@@ -150,6 +145,7 @@ class RolloutController:
         self._preferred = preferred
         self._serving = serving
         self._held: dict[str, _ActiveRollout] = {}
+        self._followed = FollowedRollouts(self._announce_if_there, preferred)
         self._refused: set[str] = set()  # orders that were not begun here, and may be in the store
         self._asked: dict[str, tuple[int, bytes]] = {}  # by device: its newest document
         self._source: dict[str, str] = {}  # by device: the rollout of that document
@@ -178,6 +174,7 @@ class RolloutController:
             except InvalidOrder as error:  # files were deleted; devices that have them still answer under the full name
                 log.error("a rollout's version is unknown here", rollout=order.spec.id, reason=str(error))
         if self.lease is not None:
+            await self._read_all(self.lease)
             self.lease.watch(self._news.set)
         self._task.start()
         return self
@@ -197,12 +194,14 @@ class RolloutController:
 
     @property
     def all(self) -> Mapping[str, CanaryRollout]:
-        """All rollouts by id, oldest first."""
-        return {id: held.waves for id, held in self._held.items()}
+        """All rollouts by id, oldest first; where another gateway conducts, as it has recorded them."""
+        held = {id: held.waves for id, held in self._held.items()}
+        return held | self._followed.all if self._follows else held
 
     def document(self, device: str) -> tuple[int, bytes] | None:
-        """Return (revision, message) of the newest document that this gateway has for a device."""
-        return self._asked.get(device)
+        """Return (revision, message) of the newest document that there is for a device."""
+        own, followed = self._asked.get(device), self._followed.document(device) if self._follows else None
+        return max((one for one in (own, followed) if one is not None), default=None)
 
     async def begin(self, order: RolloutOrder) -> None:
         """Start a rollout, which is recorded when this returns. A caller that is cancelled waits for the outcome.
@@ -280,6 +279,11 @@ class RolloutController:
         """Whether this gateway decides about rollouts now."""
         return self.lease is None or (self.lease.holds and self._fence == self.lease.fence)
 
+    @property
+    def _follows(self) -> bool:
+        """Whether what the store has is newer than what this gateway has, which did not conduct last."""
+        return self.lease is not None and not self.conducts and not self.lease.was_own
+
     def _check_conducts(self) -> None:
         if not self.conducts and self.lease is not None:
             raise RolloutConflict(self.lease.refusal)
@@ -292,7 +296,8 @@ class RolloutController:
             if self.lease is not None:
                 self._check_conducts()  # still, and it knows all that others have begun
                 self._refused.add(id)  # until the store has said that it has it
-                await self.lease.record(id, order=msgspec.json.encode(order))
+                manifests = await self._manifests_of(order)
+                await self.lease.record(id, order=msgspec.json.encode(order), manifests=manifests)
                 self._refused.discard(id)
         except (RolloutConflict, NotConducting, OSError) as error:
             await asyncio.to_thread(self._journal.forget, id)
@@ -381,7 +386,7 @@ class RolloutController:
                 log.exception("rollouts have a defect; they go on in a moment")
             await clock.sleep(PAUSE_S + PAUSE_PER_DEVICE_S * len(self._asked))
             try:
-                async with asyncio.timeout(TICK_S if self._active else IDLE_S):
+                async with asyncio.timeout(TICK_S if self._active else IDLE_S if self.conducts else FOLLOW_S):
                     await self._news.wait()
             except TimeoutError:
                 pass
@@ -390,6 +395,7 @@ class RolloutController:
         if not await self._conducts():
             self._active = False
             self.drift.look({}, (), clock.now())  # what it knows is the conductor's to say
+            await self._follow()
             return
         if self._refused:
             async with self._beginning:
@@ -408,6 +414,18 @@ class RolloutController:
         self._active = bool(self._unpublished or self._refused) or any(
             held.dirty or not held.waves.state.phase.is_over for held in self._held.values()
         )
+
+    async def _read_all(self, lease: ConductorLease) -> None:
+        """Know the versions of devices before the first caller asks, whoever conducts."""
+        with suppress(StoreUnavailable):  # it has said so
+            while await self._followed.look(lease):
+                pass
+
+    async def _follow(self) -> None:
+        if self._follows and self.lease is not None:
+            with suppress(StoreUnavailable):  # it has said so, and what was read holds
+                if await self._followed.look(self.lease):
+                    self._news.set()
 
     def _look_for_drift(self, views: Iterable[DeviceView], now: float) -> None:
         self._looked_at = now
@@ -448,7 +466,7 @@ class RolloutController:
         Where no other gateway has recorded anything meanwhile, what this one holds is as new or newer: it may have got
         a command that could not be recorded.
         """
-        recorded = await lease.recorded()
+        recorded, manifests, stamped = await lease.recorded(), await lease.manifests(), await lease.stamped()
         for id, (raw_order, raw_state) in recorded.items():
             if id in self._refused and not raw_state:
                 continue  # and is removed when this gateway has taken over
@@ -469,7 +487,7 @@ class RolloutController:
                 log.warning("another gateway has gone on with a rollout; what was not recorded is lost", rollout=id)
             if known is None:
                 await asyncio.to_thread(self._journal.begin, order)
-                await self._announce_if_there(order)
+            await self._announce_if_there(order, manifests.get(id, {}))
             if raw_state:
                 await asyncio.to_thread(self._journal.save, id, raw_state)
             told = known.told if known is not None else None
@@ -482,13 +500,15 @@ class RolloutController:
         for id, held in self._held.items():
             if id not in recorded:
                 await self._record_in(lease, held, msgspec.json.encode(held.waves.state), with_order=True)
+            elif id not in stamped:
+                await lease.record(id, manifests=await self._manifests_of(held.order))
         self._unpublished = dict.fromkeys(self._asked)  # whatever the last conductor said
 
-    async def _announce_if_there(self, order: RolloutOrder) -> None:
+    async def _announce_if_there(self, order: RolloutOrder, told: Mapping[str, bytes]) -> None:
         try:
-            await self._announce_versions(order)
+            await self._announce_versions(order, told)
         except InvalidOrder as error:
-            log.warning("a rollout's files are not on this gateway", rollout=order.spec.id, reason=str(error))
+            log.warning("a rollout's versions are unknown to this gateway", rollout=order.spec.id, reason=str(error))
 
     def _passed_s(self, now: float) -> float:
         """Return the time since the last turn in which reports could arrive; notices a new session."""
@@ -568,7 +588,9 @@ class RolloutController:
     ) -> None:
         held.in_store.add(_digest(raw_state))  # before: also a call that times out may record it
         raw_order = msgspec.json.encode(held.order) if with_order else b""
-        await lease.record(held.order.spec.id, order=raw_order, state=raw_state)  # compares the fencing number
+        manifests = await self._manifests_of(held.order) if with_order else {}
+        # It compares the fencing number.
+        await lease.record(held.order.spec.id, order=raw_order, state=raw_state, manifests=manifests)
         held.in_store = {_digest(raw_state)}
 
     def _ask(self, held: _ActiveRollout, asks: Mapping[str, bool] | None = None) -> None:
@@ -608,14 +630,25 @@ class RolloutController:
 
     # versions, and old rollouts
 
-    async def _announce_versions(self, order: RolloutOrder) -> None:
+    async def _announce_versions(self, order: RolloutOrder, told: Mapping[str, bytes] | None = None) -> None:
         def read() -> list[Manifest]:
-            return [manifest_of(plan, order.spec.model, self.store) for plan in plans_of(order)]
+            return [manifest_of(plan, order.spec.model, self.store, told or {}) for plan in plans_of(order)]
 
         try:
             self._on_versions(await asyncio.to_thread(read))
         except RepositoryError as error:
             raise InvalidOrder(str(error)) from error
+
+    async def _manifests_of(self, order: RolloutOrder) -> Mapping[str, bytes]:
+        """What other gateways need to know the versions of an order: its manifests, as far as they are here."""
+
+        def read() -> Mapping[str, bytes]:
+            try:
+                return manifests_here(plans_of(order), self.store)
+            except InvalidOrder:  # of a damaged disk
+                return {}
+
+        return await asyncio.to_thread(read)
 
     async def _forget_old(self) -> None:
         newest = set(self._source.values())

@@ -11,6 +11,9 @@ that every file they name is in the store. Whether the right key has signed them
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
 
 import msgspec
 
@@ -115,19 +118,43 @@ def missing_artefacts(plans: Iterable[ModelPlan], store: ArtifactStore) -> Mappi
     return {one.sha256: one.path for one in files if store.size_bytes(one.sha256) != one.size_bytes}
 
 
-def manifest_of(plan: ModelPlan, model: str, store: ArtifactStore) -> Manifest:
-    """Return the manifest of a plan's version. Blocks on the disk. Raises InvalidOrder, RepositoryError."""
+def manifest_of(plan: ModelPlan, model: str, store: ArtifactStore, told: Mapping[str, bytes]) -> Manifest:
+    """Return the manifest of a plan's version. Blocks on the disk. Raises InvalidOrder, RepositoryError.
+
+    Args:
+        told: manifests by digest, for those that are not in the store.
+    """
     path = store.path(plan.manifest)
-    try:
-        with path.open(encoding="utf-8") as file:
-            manifest = parse_manifest(file.read(MAX_MANIFEST_BYTES + 1), path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidOrder(f"{path}: cannot read the manifest: {error}") from error
+    manifest = parse_manifest(_manifest_text(path, plan.manifest, told), path)
     if (manifest.name, manifest.version) != (model, plan.version):
         raise InvalidOrder(
             f"{path} is the manifest of {manifest.name} {manifest.version}, not of {model} {plan.version}"
         )
     return manifest
+
+
+def manifests_here(plans: Iterable[ModelPlan], store: ArtifactStore) -> Mapping[str, bytes]:
+    """Return the plans' manifests that are in the store, as they are, by digest. Blocks on the disk."""
+    found = {}
+    for plan in plans:
+        with suppress(OSError), store.path(plan.manifest).open("rb") as file:
+            found[plan.manifest] = file.read(MAX_MANIFEST_BYTES)
+    return found
+
+
+def _manifest_text(path: Path, digest: str, told: Mapping[str, bytes]) -> str:
+    """Of the file; where it is not here, of what has its digest."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_MANIFEST_BYTES + 1)
+    except OSError as error:
+        raw = told.get(digest, b"")
+        if sha256(raw).hexdigest() != digest:
+            raise InvalidOrder(f"{path}: cannot read the manifest: {error}") from error
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidOrder(f"{path}: cannot read the manifest: {error}") from error
 
 
 def _read(device: str, revision: int, message: bytes) -> DesiredDocument:

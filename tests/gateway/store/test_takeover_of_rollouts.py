@@ -30,6 +30,7 @@ from tests.gateway.delivery.rollouts.test_rollouts import (
 )
 from tests.support.stores import REDIS, RedisServer
 from tidegate import clock
+from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(REDIS is None, reason="redis-server is not installed")]
@@ -66,19 +67,27 @@ class CutStore(SharedStore):
 
 
 class ConductingGateway:
-    """A gateway's rollouts with a disk and a session of its own; it can be cut off, as one that is stopped."""
+    """A gateway's rollouts with a disk and a session of its own; it can be cut off, as one that is stopped.
 
-    def __init__(self, stack: AsyncExitStack, folder: Path, models: Repository, name: str, url: str) -> None:
+    Args:
+        has_files: whether the models' files were brought to it.
+    """
+
+    def __init__(
+        self, stack: AsyncExitStack, folder: Path, models: Repository, name: str, url: str, *, has_files: bool = True
+    ) -> None:
         self._stack = stack
         self.channel = FakeChannel(*NAMES)
         self.store = CutStore(SharedStoreConfig(url=url), "site")
         self.stands_still_at: float | None = None  # its clock
         self.lease = ConductorLease(self.store, name, self._now)
         artefacts = ArtifactStore(folder / name)
-        fill(artefacts, models)
-        ships: Any = lambda _manifests: None  # noqa: E731
+        if has_files:
+            fill(artefacts, models)
+        self.shipped: list[Manifest] = []
+        self.preferred = NothingPreferred()
         self.rollouts = RolloutController(
-            artefacts, self.channel, ships, NothingPreferred(), lambda _model: {}, self.lease
+            artefacts, self.channel, self.shipped.extend, self.preferred, lambda _model: {}, self.lease
         )
 
     async def start(self) -> ConductingGateway:
@@ -178,6 +187,87 @@ async def test_a_gateway_that_ends_lets_go_and_the_next_conducts_at_once(tmp_pat
         ended_at = clock.now()
         await second.conducts()
         assert clock.now() - ended_at < LEASE_S / 2.0
+
+
+async def test_a_gateway_that_does_not_conduct_knows_how_rollouts_are_and_the_versions_without_their_files(
+    tmp_path: Path,
+) -> None:
+    models = repository(tmp_path / "models")
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(RedisServer(tmp_path))
+        first = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
+        await first.conducts()
+        second = await ConductingGateway(stack, tmp_path, models, "b", store.url, has_files=False).start()
+        await until(lambda: second.lease.conductor == "a")
+        await first.rollouts.begin(decode_order(order_of(models)))
+        await until(lambda: {one.version for one in second.shipped} == {"1", "2"})
+        assert second.preferred.heard == [("rolled out", "double", "2")]
+
+        await until(lambda: set(first.channel.published) == {"edge-1"})
+        first.reports("committed", "edge-1")
+        await until(lambda: set(first.channel.published) == set(NAMES))
+        first.reports("committed", *NAMES)
+        await until(lambda: second.rollouts.all[ROLLOUT].state.phase is RolloutPhase.SUCCEEDED)
+        for name in NAMES:
+            assert second.rollouts.document(name) == first.rollouts.document(name) is not None
+        assert not second.channel.published, "it only follows"
+
+        await first.rollouts.command(ROLLOUT, "abort", "")
+        await until(lambda: second.preferred.heard[1:] == [("recalled", "double", "2")])
+        third = await ConductingGateway(stack, tmp_path, models, "c", store.url, has_files=False).start()
+        assert {one.version for one in third.shipped} == {"1", "2"}, "known from its start"
+        assert third.rollouts.all[ROLLOUT].state.phase is RolloutPhase.RETURNING
+
+
+async def test_a_gateway_without_the_files_still_knows_the_versions_when_it_takes_over_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    models = repository(tmp_path / "models")
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(RedisServer(tmp_path))
+        async with AsyncExitStack() as life:
+            first = await ConductingGateway(life, tmp_path, models, "a", store.url).start()
+            await first.conducts()
+            await first.rollouts.begin(decode_order(order_of(models)))
+        for _ in range(2):  # the second time its own journal has the order
+            async with AsyncExitStack() as life:
+                second = await ConductingGateway(life, tmp_path, models, "b", store.url, has_files=False).start()
+                await second.conducts()
+                assert {one.version for one in second.shipped} == {"1", "2"}
+
+
+async def test_what_an_older_version_has_recorded_can_be_followed_once_a_newer_one_conducts(tmp_path: Path) -> None:
+    models = repository(tmp_path / "models")
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(RedisServer(tmp_path))
+        async with AsyncExitStack() as life:
+            first = await ConductingGateway(life, tmp_path, models, "a", store.url).start()
+            await first.conducts()
+            await first.rollouts.begin(decode_order(order_of(models)))
+            await first.rollouts.command(ROLLOUT, "pause", "")
+        store.say("DEL", *(first.store.key("rollouts", kind) for kind in ("manifests", "stamps")))
+        again = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
+        await again.conducts()
+        second = await ConductingGateway(stack, tmp_path, models, "b", store.url, has_files=False).start()
+        await until(lambda: ROLLOUT in second.rollouts.all)
+        assert second.rollouts.all[ROLLOUT].state.phase is RolloutPhase.PAUSED
+        assert {one.version for one in second.shipped} == {"1", "2"}
+
+
+async def test_manifests_in_the_store_that_are_not_the_signed_ones_are_not_believed(tmp_path: Path) -> None:
+    models = repository(tmp_path / "models")
+    async with AsyncExitStack() as stack:
+        store = stack.enter_context(RedisServer(tmp_path))
+        first = await ConductingGateway(stack, tmp_path, models, "a", store.url).start()
+        await first.conducts()
+        await first.rollouts.begin(decode_order(order_of(models)))
+        told = (await first.lease.manifests())[ROLLOUT]
+        assert len(told) == 2
+        forged = {digest: text.replace(b"max: 256", b"max: 1") + b"\n" for digest, text in told.items()}
+        await first.lease.record(ROLLOUT, manifests=forged)
+        second = await ConductingGateway(stack, tmp_path, models, "b", store.url, has_files=False).start()
+        await until(lambda: ROLLOUT in second.rollouts.all)
+        assert not second.shipped
 
 
 async def recorded(gateway: ConductingGateway) -> dict[str, RolloutPhase | None]:
