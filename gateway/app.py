@@ -80,6 +80,7 @@ from gateway.observe.conditions import (
     name_conditions,
     store_conditions,
 )
+from gateway.observe.unknown_versions import UnknownVersions
 from gateway.operate.admin_routes import admin_middlewares, operator_routes, require_right
 from gateway.operate.agreement_report import agreement_families, agreement_routes, drift_conditions
 from gateway.operate.cache_report import cache_families, cache_json
@@ -216,6 +217,7 @@ class Gateway:
         config, draw = self.config, self._draw
         self.fleet = Fleet(self.catalog.feature_of, draw=draw, scaling=self._scaling)
         self.defaults = DefaultVersions(self.catalog, self.fleet)
+        self._unknown_versions = UnknownVersions(self.fleet, self.catalog)
         self.claims = NameClaims()  # of devices' names, over MQTT as on streams that they dial
         self.register = FleetRegister(Topics(config.fleet), draw=draw, claims=self.claims) if config.mqtt else None
         self.broker_rights = BrokerRights(config.fleet, config.name)
@@ -919,6 +921,7 @@ class Gateway:
             *name_conditions(self.claims, now),
             *discovery_conditions(self.found),
             *store_conditions(self.store),
+            *self._unknown_versions.conditions(now),
             *drifts,
             *(configuration_conditions(self._shipping.rollouts.drift, now) if self._shipping is not None else ()),
             *(file_conditions(self.register.refused_files) if self.register is not None else ()),
