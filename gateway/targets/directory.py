@@ -43,6 +43,7 @@ from gateway.targets.address_policy import AddressPolicy
 from gateway.targets.attestation_verifier import AttestationVerifier
 from gateway.targets.device import DeviceTarget
 from gateway.targets.dial_address import allowed_address, unchecked_address
+from gateway.targets.dial_pace import DialPace
 from gateway.targets.link import BACKOFF_CAP_S, LinkTarget
 from gateway.targets.link_evidence import DeviceRegistry
 from gateway.targets.openai.target import OpenAITarget
@@ -133,6 +134,8 @@ class Directory:
         self._make_openai = make_openai
         self._open: dict[str, _OpenTarget] = {}
         self._retired: list[_OpenTarget] = []  # connections to former addresses, with work under way
+        self._pace = DialPace()  # of devices; the targets that sources list are few
+        self._unheard: set[str] = set()  # devices that were silent when they were last looked at
         self._left: dict[str, None] = {}  # devices to look at although they sent nothing: their paths changed
         self._undescribed: set[str] = set()  # foreign targets that came up and were not asked yet
         self._unlearned: set[str] = set()  # those that were asked in vain; the next sign of life asks again
@@ -341,8 +344,21 @@ class Directory:
             wanted = TargetSpec(target_id, "edge", UNDIALLED, static=False)
         if held is None and wanted is not None:
             await self._open_target(wanted)
+        self._hurry(name, view)
         if view is not None:
             self._hear(view, clock.now())
+
+    def _hurry(self, name: str, view: DeviceView | None) -> None:
+        """Dial a device soon that is heard of again: its network is back."""
+        if view is not None and view.freshness is not Freshness.FRESH:
+            self._unheard.add(name)
+            return
+        was_unheard = name in self._unheard
+        self._unheard.discard(name)
+        if view is not None and was_unheard:
+            target = self.targets.get(str(TargetId("edge", name)))
+            if isinstance(target, DeviceTarget) and isinstance(target.direct, LinkTarget):
+                target.direct.hurry()
 
     def _wanted(self, name: str, target_id: str, view: DeviceView | None) -> TargetSpec | None:
         if view is None or target_id in self.found.targets:  # forgotten, or found anyway
@@ -446,6 +462,7 @@ class Directory:
                 dialler=self._dialler_of(spec),
                 resolve=unchecked_address if spec.static else partial(allowed_address, self._networks),
                 verifier=self._verifier,
+                pace=self._pace if spec.tier == "edge" and not spec.static else None,
             )
         return UnaryTarget(
             spec.id,

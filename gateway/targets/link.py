@@ -6,7 +6,8 @@ connection: a stream that fell silent because its TCP connection is half open mu
 
 A link that was steady is dialled again at once: what broke is most often the connection (a NAT, a proxy, a flap), and
 requests wait. Further dials keep a full-jitter distance, counted from dial to dial: on a path that swallows packets
-each try takes seconds already, and a wait on top would only be felt when the path is back.
+each try takes seconds already, and a wait on top would only be felt when the path is back. Where very many devices are
+dialled they wait for one another (`dial_pace.py`).
 
 While there is no stream, `infer` fails at once: the request machine has better uses for the time than to wait for a
 link. A target that says goodbye takes nothing new, still answers what it has, and is dialled again when it has
@@ -24,6 +25,7 @@ import structlog
 from gateway.core.fleet.link_events import LinkAttested, LinkDown, LinkEvent, LinkLoad, LinkRtt, LinkUp, RedialFailed
 from gateway.targets.attestation_verifier import AttestationVerifier, TargetAttestation
 from gateway.targets.dial_address import unchecked_address
+from gateway.targets.dial_pace import DialPace
 from tidegate import __version__, clock
 from tidegate.fleet.offers import ModelOffer
 from tidegate.link.client import MAX_MESSAGE_BYTES, LinkClient
@@ -65,6 +67,7 @@ class LinkTarget:
         dialler: Dialler | None = None,
         resolve: Callable[[str], Awaitable[str]] = unchecked_address,
         verifier: AttestationVerifier | None = None,
+        pace: DialPace | None = None,
     ) -> None:
         """
         Args:
@@ -72,6 +75,7 @@ class LinkTarget:
             resolve: the address to dial for the one that is known; a ValueError or OSError says why there is none.
             dialler: opens each dial's channel, and checks the server's identity; None: without encryption.
             appraiser: verifies evidence, which is then asked for on each stream.
+            pace: of all dials; None: this one waits for no other.
         """
         self.gateway_name = gateway_name
         self._id = id
@@ -79,6 +83,8 @@ class LinkTarget:
         self._dialler = dialler or PlainDialler()
         self._resolve = resolve
         self._verifier = verifier
+        self._pace = pace
+        self._in_vain = False  # the last dial led nowhere, and nothing was heard of the device since
         self._appraisal: TargetAttestation | None = None  # of this stream
         self._appraising: asyncio.Task[None] | None = None
         self._shown: bytes | None = None  # the certificate by which this stream was dialled
@@ -153,6 +159,12 @@ class LinkTarget:
             origin=origin,
         )
 
+    def hurry(self) -> None:
+        """Dial soon: the device is heard of again."""
+        self._in_vain = False
+        if self._pace is not None:
+            self._pace.hurry(self._id)
+
     # Listener
 
     def greeted(self, greeting: Greeting) -> None:
@@ -179,9 +191,12 @@ class LinkTarget:
 
     async def _keep_up(self) -> None:
         while True:
+            if self._pace is not None:
+                await self._pace.turn(self._id, again=self._in_vain)
             dialled_at, self._up_at = clock.now(), inf
             await self._exchange()
-            if clock.now() - self._up_at > STEADY_S:
+            self._in_vain = clock.now() - self._up_at <= STEADY_S
+            if not self._in_vain:
                 self._backoff.reset()
             else:
                 await clock.sleep_until(dialled_at + self._backoff.next_delay_s())
