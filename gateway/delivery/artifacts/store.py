@@ -23,6 +23,7 @@ from gateway.delivery.artifacts.partial_ledger import DEFAULT, PartialBounds, Pa
 from tidegate import clock
 from tidegate.models.digest import sha256_of
 from tidegate.storage.atomic_file import move_durably
+from tidegate.storage.os_error_line import one_line
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}\Z", re.ASCII)
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,6 +35,10 @@ class StoreError(Exception):
 
 class ArtifactStoreFull(StoreError):
     """The disk is full, or the file is larger than allowed."""
+
+
+class ArtifactFolderFails(StoreError):
+    """The folder cannot be read or written: it is read-only, not this account's, or on a damaged disk."""
 
 
 class TooManyPartials(StoreError):
@@ -67,18 +72,20 @@ class ArtifactStore:
         return self.root / "sha256" / _checked(digest)
 
     def size_bytes(self, digest: str) -> int | None:
-        """Return the size of a complete content; None if it is absent or incomplete."""
-        try:
-            return self.path(digest).stat().st_size
-        except FileNotFoundError:
-            return None
+        """Return the size of a complete content; None if it is absent or incomplete. Raises ArtifactFolderFails."""
+        return self._size(self.path(digest))
 
     def offset_bytes(self, digest: str) -> int:
-        """Return how many bytes of an incomplete content have been uploaded."""
+        """Return how many bytes of an incomplete content have been uploaded. Raises ArtifactFolderFails."""
+        return self._size(self._partial(digest)) or 0
+
+    def _size(self, path: Path) -> int | None:
         try:
-            return self._partial(digest).stat().st_size
+            return path.stat().st_size
         except FileNotFoundError:
-            return 0
+            return None
+        except OSError as error:
+            raise self._translated(error) from error
 
     def collect(self) -> list[str]:
         """Remove partial contents that have not grown for long, those of earlier processes too; return their names."""
@@ -99,6 +106,7 @@ class ArtifactStore:
             OffsetMismatch: `at` is not where the last piece ended.
             TooManyPartials: the caller, or all callers, have too much that is unfinished.
             ArtifactStoreFull: the disk is full, and the partial content stays; or the file would be too large.
+            ArtifactFolderFails: nothing can be written there.
         """
         partial = self._partial(digest)
         if (offset := self.offset_bytes(digest)) != at:
@@ -107,8 +115,8 @@ class ArtifactStore:
             raise ArtifactStoreFull(
                 f"an artefact of over {self.max_artifact_bytes} bytes: raise `artifacts.max_artifact_bytes`"
             )
-        self._reserve(digest, caller, at + len(piece))
         try:
+            self._reserve(digest, caller, at + len(piece))
             partial.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("ab") as file:
                 file.write(piece)
@@ -122,6 +130,7 @@ class ArtifactStore:
 
         Raises:
             WrongContent: the digest differs. The partial content is deleted, as no byte of it can be trusted.
+            ArtifactStoreFull, ArtifactFolderFails: as `append`.
         """
         partial, whole = self._partial(digest), self.path(digest)
         try:
@@ -176,10 +185,12 @@ class ArtifactStore:
     def _partial(self, digest: str) -> Path:
         return self.root / "partial" / _checked(digest)
 
-    def _translated(self, error: OSError) -> Exception:
+    def _translated(self, error: OSError) -> StoreError:
         if error.errno in _NO_ROOM:
             return ArtifactStoreFull(f"the gateway's disk is full: make room where {self.root} lies")
-        return error
+        return ArtifactFolderFails(
+            f"the gateway cannot use its folder of model files: {one_line(error)} (key 'artifacts.folder')"
+        )
 
     def __repr__(self) -> str:
         return f"<ArtifactStore {self.root}>"

@@ -3,7 +3,8 @@
     HEAD /v1/artifacts/sha256/DIGEST    200: the file is complete; 404 with `Upload-Offset`: bytes uploaded so far
     PUT  /v1/artifacts/sha256/DIGEST    a piece, `Content-Range: bytes FIRST-LAST/SIZE`, or none, `bytes */SIZE`;
                                         201 complete, 202 continue at `Upload-Offset`, 409 the piece does not begin
-                                        where the last one ended, 422 wrong content
+                                        where the last one ended, 422 wrong content, 503 the folder
+                                        cannot be used, 507 its disk is full
 
 A piece is bounded in size: a broken upload of gigabytes loses one piece, and no client makes the gateway hold more
 than that. With the last piece the whole file is hashed; only then has it a name that devices can request.
@@ -23,6 +24,7 @@ from aiohttp import web
 
 from gateway.delivery.artifacts.store import (
     DIGEST,
+    ArtifactFolderFails,
     ArtifactStore,
     ArtifactStoreFull,
     OffsetMismatch,
@@ -43,10 +45,10 @@ def intake_routes(store: ArtifactStore) -> list[web.RouteDef]:
 
     async def head(request: web.Request) -> web.Response:
         digest = _digest(request)
-        size = await asyncio.to_thread(store.size_bytes, digest)
+        size = await _stored(partial(store.size_bytes, digest))
         if size is not None:
             return web.Response(headers={"Upload-Offset": str(size)})
-        offset = await asyncio.to_thread(store.offset_bytes, digest)
+        offset = await _stored(partial(store.offset_bytes, digest))
         return web.Response(status=404, headers={"Upload-Offset": str(offset)})
 
     async def put(request: web.Request) -> web.Response:
@@ -55,7 +57,7 @@ def intake_routes(store: ArtifactStore) -> list[web.RouteDef]:
             raise web.HTTPConflict(text="another upload of the same content is under way")
         arriving.add(digest)
         try:
-            if await asyncio.to_thread(store.size_bytes, digest) is not None:
+            if await _stored(partial(store.size_bytes, digest)) is not None:
                 return web.Response(status=200, headers={"Upload-Offset": str(size)})
             piece = await _piece(request, count)
             append = partial(store.append, digest, first, piece, caller_of(request))
@@ -85,6 +87,8 @@ async def _stored(step: Callable[[], T]) -> T:
         raise web.HTTPTooManyRequests(text=str(error)) from error
     except ArtifactStoreFull as error:
         raise web.HTTPInsufficientStorage(text=str(error)) from error
+    except ArtifactFolderFails as error:
+        raise web.HTTPServiceUnavailable(text=str(error)) from error
     except StoreError as error:
         raise web.HTTPUnprocessableEntity(text=str(error)) from error
 

@@ -46,7 +46,7 @@ import structlog
 
 from gateway.core.versions.canary import CanaryRollout, RolloutPhase, RolloutSpec
 from gateway.core.versions.configuration_drift import Comparison, ConfiguredDevice, DesiredHere, DriftWatch, compared
-from gateway.delivery.artifacts.store import ArtifactStore
+from gateway.delivery.artifacts.store import ArtifactFolderFails, ArtifactStore
 from gateway.delivery.rollouts.conductor_lease import ConductorLease, NotConducting
 from gateway.delivery.rollouts.followed_rollouts import FOLLOW_S, FollowedRollouts, PreferredVersions
 from gateway.delivery.rollouts.journal import KEPT, RolloutJournal, rollout_as_recorded
@@ -217,7 +217,10 @@ class RolloutController:
     async def _begin(self, order: RolloutOrder) -> None:
         async with self._beginning:
             plans = await asyncio.to_thread(plans_of, order)
-            lacking = await asyncio.to_thread(missing_artefacts, plans, self.store)
+            try:
+                lacking = await asyncio.to_thread(missing_artefacts, plans, self.store)
+            except ArtifactFolderFails as error:
+                raise NotRecorded(str(error)) from error
             if lacking:
                 named = ", ".join(f"{path} ({digest[:12]}…)" for digest, path in list(lacking.items())[:5])
                 raise RolloutConflict(f"{len(lacking)} files are not here: {named}; `tidegate model push` brings them")

@@ -236,6 +236,19 @@ async def test_a_piece_that_does_not_say_where_it_belongs_is_refused(tmp_path: P
         assert answer.status == 400
 
 
+async def test_a_folder_that_cannot_be_used_is_named_and_is_no_internal_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = ArtifactStore(tmp_path / "file" / "artifacts")
+    async with served(intake_routes(store)) as (url, http):
+        async with http.head(url + UPLOAD) as asked:
+            assert asked.status == 503
+        piece = {"Content-Range": f"bytes 0-{len(CONTENT) - 1}/{len(CONTENT)}"}
+        async with http.put(url + UPLOAD, data=CONTENT, headers=piece) as answer:
+            assert answer.status == 503
+            words = await answer.text()
+    assert str(tmp_path / "file") in words and "Not a directory (key 'artifacts.folder')" in words
+
+
 async def test_an_empty_file_is_a_content_too(tmp_path: Path) -> None:
     store, digest = ArtifactStore(tmp_path), hashlib.sha256(b"").hexdigest()
     async with served(intake_routes(store)) as (url, http):

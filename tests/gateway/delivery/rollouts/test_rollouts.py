@@ -621,6 +621,17 @@ async def test_a_command_that_is_no_json_is_a_bad_request(
         assert answer.status == 400
 
 
+async def test_an_order_to_a_gateway_that_cannot_read_its_folder_of_files_is_refused_with_the_folder(
+    models: Repository, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    broken = ArtifactStore(tmp_path / "file" / "artifacts")
+    async with performer(broken, FakeChannel(*NAMES)) as rollouts:
+        with pytest.raises(NotRecorded, match=r"Not a directory \(key 'artifacts.folder'\)"):
+            await rollouts.begin(decode_order(order_of(models)))
+        assert not rollouts.all
+
+
 async def test_what_cannot_be_recorded_is_said_to_operators_as_a_passing_failure(
     store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
