@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+SILENT: Final = "not heard of any more: this is its last word"
 Json = dict[str, Any]
 
 
@@ -28,7 +29,9 @@ def device_rows(devices: list[Json], rollouts: list[Json], models: set[str]) -> 
                     "running": report.get("running") or offer.get("version", ""),
                     "wanted": _wanted_version(one, part, report),
                     "state": report.get("state") or offer.get("state", ""),
-                    "reason": report.get("reason") or part.get("reason", ""),
+                    "reason": report.get("reason")
+                    or part.get("reason")
+                    or (SILENT if device["freshness"] == "dead" else ""),
                     "reported_revision": report.get("rev", 0),
                     "desired_revision": asked or 0,
                     "done_bytes": report.get("done", 0),

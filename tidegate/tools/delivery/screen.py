@@ -12,6 +12,7 @@ from rich.text import Text
 
 from tidegate.runtime.duration import printed_duration
 from tidegate.runtime.plain_text import plain
+from tidegate.tools.delivery.rows import SILENT
 
 MOST_ROWS: Final = 24
 _COLOURS: Final = {
@@ -78,7 +79,9 @@ def rollouts_table(rollouts: list[dict[str, Any]]) -> Table:
 
 def devices_view(rows: list[dict[str, Any]], *, whole: bool = False) -> RenderableType:
     """A screenful: those with a reason first, then those on their way; the others are counted. Args: whole: all."""
-    first = sorted(rows, key=lambda row: (not row["reason"], row["state"] == "ready"))  # those alike as they came
+    first = sorted(  # those alike as they came
+        rows, key=lambda row: (not row["reason"], row["reason"] == SILENT, row["state"] == "ready")
+    )
     shown = first if whole else first[:MOST_ROWS]
     rest = Counter(row["state"] or "unknown" for row in first[len(shown) :])
     if not rest:

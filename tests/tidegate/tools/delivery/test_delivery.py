@@ -25,6 +25,7 @@ from tidegate.tools.delivery.configure import configuration
 from tidegate.tools.delivery.files import LEAST_CHUNK_BYTES, MOST_CHUNKS, chunk_for
 from tidegate.tools.delivery.order import ListedDevice
 from tidegate.tools.delivery.plan import plan_of, version_files
+from tidegate.tools.delivery.rows import device_rows
 from tidegate.tools.delivery.screen import MOST_ROWS, devices_view, rollout_view
 
 
@@ -239,3 +240,19 @@ def test_the_devices_of_a_large_fleet_are_a_screenful_those_with_a_reason_first_
     assert ["kiosk-0950" in devices[0], "kiosk-0900" in devices[1], len(devices)] == [True, True, MOST_ROWS]
     assert short[-1].startswith(f"… and {1000 - MOST_ROWS} more, {1000 - MOST_ROWS} ready (--all")
     assert len([line for line in long if "kiosk-" in line]) == 1000 and "more" not in long[-1]
+
+
+def test_a_device_that_is_not_heard_of_any_more_does_not_look_ready() -> None:
+    offers = [{"name": "digits", "version": "1", "state": "ready"}]
+    devices = [
+        {"name": name, "freshness": freshness, "reported": reported, "offers": offers}
+        for name, freshness, reported in (
+            ("a", "dead", None),
+            ("b", "fresh", None),
+            ("c", "dead", {"models": [{"model": "digits", "state": "failed", "reason": "probe_slow"}]}),
+        )
+    ]
+    rows = device_rows(devices, [], set())
+    assert [row["reason"] for row in rows] == ["not heard of any more: this is its last word", "", "probe_slow"]
+    shown = on_paper(devices_view(rows))
+    assert shown.index("probe_slow") < shown.index("last word"), "what failed comes first"
