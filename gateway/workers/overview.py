@@ -93,6 +93,7 @@ class WorkersOverview:
         """Each process: who it is, whether it serves, and what it does."""
         words = self.fresh
         rows = []
+        since_s = clock.now() - self._part.members_at  # the parent says who there is when that changes
         for one in self._part.members:
             word = words.get(one.name)
             row: dict[str, Any] = {
@@ -100,7 +101,7 @@ class WorkersOverview:
                 "role": one.role,
                 "pid": one.pid,
                 "state": one.state,
-                "up_s": round(one.up_s, 1),
+                "up_s": round(one.up_s + since_s, 1) if one.pid else 0.0,
                 "ended": one.ended,
                 "why": one.why,
             }

@@ -96,6 +96,7 @@ class ProcessPart:
         self.part = part
         self.siblings = Siblings()
         self.members: list[Member] = []
+        self.members_at = clock.now()  # when the parent said so
         self.handed = HandedSockets(part.sockets)
         self.leaving = asyncio.Event()
         self._channel = channel
@@ -211,7 +212,7 @@ class ProcessPart:
                 if (hearer := self._hearers.get(kind)) is not None:
                     hearer(by, payload)
             case Members(members):
-                self.members = members
+                self.members, self.members_at = members, clock.now()
                 beside = [one.name for one in members if one.state == "ready" and one.name != self.name]
                 self.siblings.alive(beside)
                 for listener in self._on_members:

@@ -253,6 +253,7 @@ async def test_operators_see_one_gateway(tmp_path: Path) -> None:
             if line.startswith("tidegate_requests_total{")
         )
         admin = gateway.addresses["admin"]
+        workers = (await (await session.get(admin + "/v1/workers")).json())["workers"]
         decisions = (await (await session.get(admin + "/debug/decisions?last=30")).json())["decisions"]
         slowest = (await (await session.get(admin + "/debug/decisions?slowest=5")).json())["decisions"]
         found = (await (await session.get(admin + f"/debug/decisions?id={ids[7]}")).json())["decisions"]
@@ -267,6 +268,7 @@ async def test_operators_see_one_gateway(tmp_path: Path) -> None:
         live.close()
     assert len({one.partition("-")[0] for one in ids}) == 2  # both have answered, each with numbers of its own
     assert counted == 40
+    assert min(one["up_s"] for one in workers) >= 2.5, "it runs on while nothing changes"
     assert [one["id"] for one in decisions] == [f"r{number}" for number in range(39, 9, -1)]
     assert {one["process"] for one in decisions} == {"worker-1", "worker-2"}
     assert [one["elapsed_ms"] for one in slowest] == sorted((one["elapsed_ms"] for one in slowest), reverse=True)
