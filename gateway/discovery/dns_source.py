@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from gateway.config.discovery import SourceConfig
 from gateway.core.fleet.found_targets import Found
 from gateway.discovery.dns_lookup import DnsAnswer, DnsLookup, DnsTarget, NoAnswer
-from gateway.discovery.reports import Report, SourceAway, SourceSaid
+from gateway.discovery.reports import Report, SourceAway, SourceReport, SourceSaid
 from tidegate import clock
 from tidegate.fleet.topics import is_name
 from tidegate.runtime.backoff import Backoff
@@ -66,13 +66,16 @@ class DnsSource:
         self._report(self._said(answer))
         return min(self._section.every_s, max(SOONEST_S, answer.ttl_s))
 
-    def _said(self, answer: DnsAnswer) -> SourceSaid:
+    def _said(self, answer: DnsAnswer) -> SourceReport:
+        """What the answer says; one of which nothing can be used (of a hijacked or mistyped zone) is none."""
         found, odd = [], [answer.warning] if answer.warning else []
         for one in answer.targets:
             try:
                 found.append(self._found(one))
             except ValueError as error:
                 odd.append(f"{one.name}: {error}")
+        if not found:
+            return SourceAway(self.name, f"nothing of the answer can be used: {'; '.join(odd[:4])}")
         return SourceSaid(self.name, tuple(found), "; ".join(odd))
 
     def _found(self, one: DnsTarget) -> Found:

@@ -86,6 +86,21 @@ async def test_a_pool_that_restarts_elsewhere_keeps_its_id(tmp_path: Path) -> No
             assert (await ask(gateway, session))[0] == 200
 
 
+async def test_an_answer_of_which_nothing_can_be_used_loses_no_target(tmp_path: Path) -> None:
+    far = Far("pool/one")
+    async with running(far), DnsServer() as server:
+        listed(server, far)
+        async with gateway_for(configured(tmp_path, discovery=(source(server),))) as (gateway, session):
+            state = gateway.found.sources[f"dns:{NAME}"]
+            server.records[f"{NAME}.", "SRV"] = ["0 0 8101 _portal.pools.test."]
+            server.records["_portal.pools.test.", "A"] = ["127.0.0.1"]
+            await until(lambda: "nothing of the answer can be used: _portal: its host's" in state.why)
+            assert not gateway.fleet.targets["pool/one"].leaving
+            assert (await ask(gateway, session))[0] == 200
+            listed(server, far)
+            await until(lambda: not state.why)
+
+
 async def test_a_gateway_starts_without_its_name_server(tmp_path: Path) -> None:
     far = Far("pool/one")
     async with running(far), DnsServer() as server:
