@@ -54,7 +54,7 @@ def codes(cells: Iterable[str]) -> set[str]:
         (
             "docs/degradation.md",
             ("condition",),
-            {*CONDITIONS, "name_conflict", "configuration_drift", "device_file_refused"},
+            {*CONDITIONS, "name_conflict", "configuration_drift", "device_file_refused", "version_unknown"},
         ),
         ("docs/models.md", ("engine",), set(get_args(EngineName))),
         ("docs/models.md", ("policy",), set(get_args(BatchingPolicy))),
