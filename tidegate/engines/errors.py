@@ -31,6 +31,10 @@ class EngineOutOfMemory(EngineError):
     """The device has too little memory for this call; the engine is whole, and smaller calls may go well."""
 
 
+class InputRefused(EngineError):
+    """An input that the artefact can take nowhere: the caller's error, and the engine is whole."""
+
+
 def failure_of(error: BaseException, words: str) -> EngineError:
     """An EngineError for an exception of a runtime, with `words` before its text."""
     kind = EngineOutOfMemory if is_out_of_memory(error) else EngineError

@@ -25,7 +25,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from tidegate.engines.device_memory_meter import arena_meter
-from tidegate.engines.errors import EngineError, failure_of
+from tidegate.engines.errors import EngineError, InputRefused, failure_of
 from tidegate.engines.onnx_providers import CPU, cuda_index, providers_of
 from tidegate.engines.onnx_wire import problem_in
 
@@ -78,24 +78,13 @@ class OnnxEngine:
         self.outputs = tuple(port.name for port in self.output_ports)
 
     def infer(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """All outputs by name. Blocks. Raises EngineError."""
-        feed = {name: self._fed(array) for name, array in inputs.items()}
+        """All outputs by name. Blocks. Raises EngineError; InputRefused for a text that is not UTF-8."""
+        feed = {name: _fed(name, array) for name, array in inputs.items()}
         try:
             values = self._session.run(None, feed)
         except Exception as error:  # as above
             raise failure_of(error, f"{self.artefact.name}: ONNX Runtime cannot run it") from error
         return dict(zip(self.outputs, values, strict=True))
-
-    def _fed(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The array as the runtime takes it: strings as texts. Of `bytes` it would take the Python literal, b'…'."""
-        if not array.dtype.hasobject:
-            return np.ascontiguousarray(array)
-        texts = np.empty(array.size, dtype=object)
-        try:
-            texts[:] = [item.decode() if isinstance(item, bytes) else item for item in array.reshape(-1)]
-        except UnicodeDecodeError as error:
-            raise EngineError(f"{self.artefact.name}: ONNX Runtime takes texts, which one is not: {error}") from error
-        return texts.reshape(array.shape)
 
     def __repr__(self) -> str:
         provider = self._session.get_providers()[0].removesuffix("ExecutionProvider")
@@ -155,6 +144,27 @@ def _session(artefact: Path, copied: str | bytes, threads: int, providers: list[
 
 def _port(one: Any) -> OnnxPort:
     return OnnxPort(str(one.name), str(one.type), tuple(one.shape))
+
+
+def _fed(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """An input as the runtime takes it."""
+    if array.dtype.kind == "O":
+        return _texts(name, array)
+    return np.asarray(array, order="C")  # `ascontiguousarray` would make a row of a scalar
+
+
+def _texts(name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """Elements of BYTES as str: of bytes the runtime takes what Python shows of them, which is b'text'."""
+    texts = np.empty(array.size, object)
+    for at, element in enumerate(array.reshape(-1)):
+        try:
+            texts[at] = element if isinstance(element, str) else bytes(element).decode()
+        except UnicodeDecodeError as error:
+            raise InputRefused(
+                f"input {name!r}: element {at} is not UTF-8, as strings of an ONNX model are: {error.reason} at byte "
+                f"{error.start}"
+            ) from error
+    return texts.reshape(array.shape)
 
 
 def _options(threads: int) -> Any:

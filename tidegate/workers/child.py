@@ -40,7 +40,7 @@ from tidegate.engines.engine import (
     load_engine,
     load_generative_engine,
 )
-from tidegate.engines.errors import is_out_of_memory
+from tidegate.engines.errors import InputRefused, is_out_of_memory
 from tidegate.generate.engine import GenerativeEngine
 from tidegate.models.manifest import EngineName
 from tidegate.pipeline.pipeline_engine import PipelineEngine
@@ -114,7 +114,7 @@ class ComputeServer:
     def _answer(self, message: LoadEngine | RunEngine, arrays: Arrays) -> list[Buffer]:
         try:
             return self._load(message) if isinstance(message, LoadEngine) else self._infer(message, arrays)
-        except StepRefused as error:
+        except (StepRefused, InputRefused) as error:
             words, late = channel.shorten(str(error)), isinstance(error, StepTooLate)
             return [channel.pack(RunFailed(message.id, words, refused=True, late=late))]
         except (EngineError, FrameError) as error:

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from tests.support.models.tiny_models import double_graph, rounds_graph
 from tidegate.engines import onnx as engine_module
 from tidegate.engines.engine import load_engine
-from tidegate.engines.errors import EngineError
+from tidegate.engines.errors import EngineError, InputRefused
 from tidegate.engines.onnx import OnnxEngine
 
 X = np.array([[1.0, 2.0]], dtype=np.float32)
@@ -113,15 +113,23 @@ def checked(artefact: Path) -> str:
     return str(json.loads(said.stdout)["problem"])
 
 
-def echo_of_texts(path: Path) -> Path:
-    strings = [helper.make_tensor_value_info(name, TensorProto.STRING, ["n"]) for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "echo", strings[:1], strings[1:])
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+def same_graph(kind: int, shape: list[str]) -> onnx.ModelProto:
+    """y = x, of any type."""
+    tensors = [helper.make_tensor_value_info(name, kind, shape) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", tensors[:1], tensors[1:])
+    return helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)])
 
 
-def test_bytes_reach_the_model_as_the_texts_that_they_are(tmp_path: Path) -> None:
-    engine = OnnxEngine(echo_of_texts(tmp_path / "m.onnx"))
+def test_texts_reach_the_model_as_they_came(artefact: Path) -> None:
+    onnx.save(same_graph(TensorProto.STRING, ["rows", "words"]), artefact)
+    came = np.array([[b"abc", "né".encode()], [b"", b"a\0b"]], dtype=object)
+    answer = OnnxEngine(artefact).infer({"x": came})["y"]
+    assert answer.tolist() == [["abc", "né"], ["", "a\0b"]]
+
+
+def test_bytes_and_texts_are_the_same_to_a_model(artefact: Path) -> None:
+    onnx.save(same_graph(TensorProto.STRING, ["n"]), artefact)
+    engine = OnnxEngine(artefact)
 
     for texts in (["a", "é\u4e2d", "", "z\0y"], []):
         given = np.array([text.encode() for text in texts], dtype=object)
@@ -129,8 +137,12 @@ def test_bytes_reach_the_model_as_the_texts_that_they_are(tmp_path: Path) -> Non
         assert engine.infer({"x": np.array(texts, dtype=object)})["y"].tolist() == texts
 
 
-def test_bytes_that_are_no_text_are_an_error_that_names_the_file(tmp_path: Path) -> None:
-    engine = OnnxEngine(echo_of_texts(tmp_path / "m.onnx"))
+def test_a_text_that_is_not_utf_8_is_its_callers_error(artefact: Path) -> None:
+    onnx.save(same_graph(TensorProto.STRING, ["rows"]), artefact)
+    with pytest.raises(InputRefused, match=r"^input 'x': element 1 is not UTF-8, .*invalid start byte at byte 2"):
+        OnnxEngine(artefact).infer({"x": np.array([b"ok", b"ab\xff"], dtype=object)})
 
-    with pytest.raises(EngineError, match=r"m\.onnx: ONNX Runtime takes texts"):
-        engine.infer({"x": np.array([b"\xff"], dtype=object)})
+
+def test_a_scalar_stays_one(artefact: Path) -> None:
+    onnx.save(same_graph(TensorProto.FLOAT, []), artefact)
+    assert OnnxEngine(artefact).infer({"x": np.array(3, np.float32)})["y"].shape == ()

@@ -10,9 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import onnx
 import psutil
 import pytest
 import uvloop
+from onnx import TensorProto, helper
 from structlog.testing import capture_logs
 
 from tests.cloud_pool.workers_support import (
@@ -26,7 +29,7 @@ from tests.cloud_pool.workers_support import (
     write_text_model,
 )
 from tidegate import clock
-from tidegate.outcome import InternalError, OutOfMemory, TooLarge
+from tidegate.outcome import InternalError, InvalidRequest, OutOfMemory, TooLarge
 from tidegate.runtime.spawned_process import SpawnedProcess
 from tidegate.workers import channel, process
 from tidegate.workers.process import EngineSpec, WorkerDied, WorkerProcess
@@ -287,6 +290,18 @@ async def test_a_call_that_finds_no_memory_is_a_failure_of_its_own_and_the_worke
         with pytest.raises(OutOfMemory, match=r"hungry\.onnx: ONNX Runtime cannot run it"):
             await worker.infer("hungry", rows_of_ones(64))
         assert (await worker.infer("hungry", rows_of_ones(2))).outputs["y"].tolist() == [[4.0 * MIB]] * 2
+
+
+async def test_a_text_that_no_onnx_model_takes_is_its_callers_error(tmp_path: Path) -> None:
+    ports = [helper.make_tensor_value_info(name, TensorProto.STRING, ["rows"]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", ports[:1], ports[1:])
+    onnx.save(helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)]), tmp_path / "m.onnx")
+    async with WorkerProcess("w") as worker:
+        await worker.load(EngineSpec("same", "onnx", tmp_path / "m.onnx", ("y",)))
+        with pytest.raises(InvalidRequest, match="element 0 is not UTF-8"):
+            await worker.infer("same", {"x": np.array([b"\xff"], dtype=object)})
+        answer = await worker.infer("same", {"x": np.array(["né".encode()], dtype=object)})
+        assert [bytes(one) for one in answer.outputs["y"]] == ["né".encode()]
 
 
 async def test_torch_without_memory_says_so_too(tmp_path: Path) -> None:
