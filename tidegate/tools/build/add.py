@@ -26,7 +26,7 @@ from tidegate.models.validate import problems
 from tidegate.tools.build.agree import agreed_signature, disagreements
 from tidegate.tools.build.draft import Draft, DraftOptions, draft
 from tidegate.tools.build.errors import BuildError
-from tidegate.tools.build.evaluate.compare import Metric, closeness
+from tidegate.tools.build.evaluate.compare import Metric, closeness, measured_output
 from tidegate.tools.build.inspect.onnx_file import inspect_onnx
 from tidegate.tools.build.inspect.onnx_weights import in_one_file
 from tidegate.tools.build.inspect.signature import ModelSignature
@@ -285,10 +285,13 @@ def _qualities(
     request: AddRequest, manifest: Manifest, engines: Mapping[Where, Engine], notes: list[str]
 ) -> dict[Where, Quality]:
     """Measured on the user's samples, against their labels or the pool. Made-up inputs are for the eye only."""
-    inputs, output = [spec.name for spec in manifest.inputs], manifest.outputs[0].name
+    inputs, output = [spec.name for spec in manifest.inputs], measured_output(manifest)
     samples = load_samples(request.samples, inputs) if request.samples else None
     by_label = request.metric == "top1" and samples is not None and samples.labels is not None
     if len(engines) < 2 and not by_label:
+        return {}
+    if output is None:
+        notes.append("quality: not measured, since no output is of numbers")
         return {}
     edge, pool = engines.get("edge", engines.get("pool")), engines.get("pool", engines.get("edge"))
     assert edge is not None and pool is not None  # there is at least one engine
@@ -305,7 +308,8 @@ def _qualities(
         )
         return {}
     values: dict[Where, float] = {"edge": found.value, "pool": 1.0 if found.reference is None else found.reference}
-    notes += [f"{where}: {found.metric} {values[where]:.4f} on {found.samples} samples" for where in engines]
+    told = f"on {found.samples} samples of {output.name}"
+    notes += [f"{where}: {found.metric} {values[where]:.4f} {told}" for where in engines]
     return {where: Quality(found.metric, round(values[where], 5), found.samples) for where in engines}
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner, Result
+from onnx import TensorProto, helper, numpy_helper
 
 from tidegate.models.manifest import Axis, Bounds
 from tidegate.models.repository import Repository
@@ -286,3 +288,53 @@ def test_a_file_of_a_model_that_the_system_refuses_is_one_line(tmp_path: Path, m
     monkeypatch.setattr(TrustedDigests, "entries", no_room)
     result = run("trust", "--list", "--repository", tmp_path)
     assert (result.exit_code, result.output) == (1, f"Error: {tmp_path / 'trusted.digests'}: No space left on device\n")
+
+
+def graph_file(path: Path, nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], **weights: Any) -> Path:
+    """An ONNX file of these nodes; inputs and outputs are (type, shape) by name."""
+    ports = [[helper.make_tensor_value_info(name, *of) for name, of in one.items()] for one in (inputs, outputs)]
+    initial = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "m", ports[0], ports[1], initial)
+    onnx.save(helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def test_the_labels_that_a_classifier_gives_first_are_not_taken_for_scores(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("ArgMax", ["x"], ["label"], axis=1, keepdims=0),
+        helper.make_node("Softmax", ["x"], ["p"]),
+    ]
+    scores, labels = (TensorProto.FLOAT, ["rows", 3]), (TensorProto.INT64, ["rows"])
+    both = graph_file(tmp_path / "both.onnx", nodes, {"x": scores}, {"label": labels, "p": scores})
+    alone = graph_file(tmp_path / "alone.onnx", nodes[:1], {"x": scores}, {"label": labels})
+    x = np.random.default_rng(2).standard_normal((60, 3)).astype(np.float32)
+    np.savez(tmp_path / "right.npz", x=x, labels=x.argmax(1)[:, None])
+    np.savez(tmp_path / "wrong.npz", x=x, labels=x)
+    for name, path in {"both": both, "alone": alone}.items():
+        samples = ("--samples", tmp_path / "right.npz", "--metric", "top1", "--repository", tmp_path / "models")
+        result = run("add", name, "--edge", path, "--pool", path, *samples)
+        assert result.exit_code == 0, result.output
+        qualities = [one.quality for one in Repository(tmp_path / "models").manifest(name).variants]
+        assert [(one.metric, one.value) for one in qualities if one] == [("top1", 1.0)] * 2
+    result = run("add", "bad", "--edge", both, "--samples", tmp_path / "wrong.npz", "--repository", tmp_path / "models")
+    assert result.exit_code == 1
+    assert "'labels' must be the number of the right class of each row" in result.output
+
+
+def test_scores_in_bf16_are_compared_as_numbers(tmp_path: Path) -> None:
+    import torch
+
+    class Same(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"scores": x * 1}
+
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    rows = {0: torch.export.Dim("rows", min=1, max=64)}
+    torch.export.save(torch.export.export(Same(), (x,), dynamic_shapes={"x": rows}), tmp_path / "m.pt2")
+    np.savez(tmp_path / "x.npz", x=x.view(torch.uint16).numpy(), labels=x.float().argmax(1).numpy())
+    samples = ("--samples", tmp_path / "x.npz", "--metric", "top1", "--repository", tmp_path / "models")
+    result = run("add", "m", "--pool", tmp_path / "m.pt2", "--trust", *samples)
+    assert result.exit_code == 0, result.output
+    quality = Repository(tmp_path / "models").manifest("m").variants[0].quality
+    assert quality is not None
+    assert quality.value == 1.0

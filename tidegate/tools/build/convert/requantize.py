@@ -20,12 +20,11 @@ from tidegate.tools.build.agree import agreed_signature
 from tidegate.tools.build.convert.quantize import quantize_dynamically, quantize_statically
 from tidegate.tools.build.draft import DraftOptions, batch_axis, draft, row_axis
 from tidegate.tools.build.errors import BuildError
-from tidegate.tools.build.evaluate.compare import Metric, closeness, latencies_s
+from tidegate.tools.build.evaluate.compare import Metric, closeness, latencies_s, measured_output
 from tidegate.tools.build.inspect.onnx_file import signature_of
 from tidegate.tools.build.inspect.onnx_weights import in_one_file, load_onnx
 from tidegate.tools.build.samples import Samples, load_samples
 from tidegate.tools.build.trial import limited_by_running
-from tidegate.types import Datatype
 
 _SIZES = ((1, 16), (1, 128), (8, 32))  # rows, and their length where rows vary
 _MADE_UP = 16
@@ -78,21 +77,18 @@ def _report(
         times = taken["fp32"] / taken["int8"]
         yield f"latency  {taken['fp32'] * 1e3:.2f} → {taken['int8'] * 1e3:.2f} ms ({times:.1f}x) for {label}"
     measured = samples or Samples(tuple(_made_up(manifest)))
-    output = _measured_output(manifest)
+    output = measured_output(manifest)
+    if output is None:
+        yield "quality  not measured: no output is of numbers"
+        return
     found = closeness(reference, candidate, measured.feeds, output=output, metric=metric, labels=measured.labels)
     what = "cosine to fp32" if metric == "cosine" else "top-1, same class as fp32"
     if found.reference is not None:
         yield f"quality  top-1 {found.reference:.4f} → {found.value:.4f} on {found.samples} labelled samples"
     elif samples is not None:
-        yield f"quality  {what} {found.value:.4f} on {found.samples} samples of {output}"
+        yield f"quality  {what} {found.value:.4f} on {found.samples} samples of {output.name}"
     else:
         yield f"quality  {what} {found.value:.4f} on {found.samples} made-up inputs: give real ones with --evaluation"
-
-
-def _measured_output(manifest: Manifest) -> str:
-    """The first output of scores or vectors: what quantization moves. Classifiers of scikit-learn give labels first."""
-    floats = (Datatype.FP32, Datatype.FP16, Datatype.FP64)
-    return next((spec.name for spec in manifest.outputs if spec.datatype in floats), manifest.outputs[0].name)
 
 
 def _size(source: Path, target: Path) -> str:

@@ -1,7 +1,8 @@
 """A comparison of two artefacts: how close the answers are, how fast each is, and how large.
 
-Closeness is the mean cosine of the first output's rows, or top-1: accuracy where labels are known, and otherwise how
-often both have the same class on top. Latency is of one thread, as on an edge device.
+Closeness is the mean cosine of the rows of one output (`measured_output`), or top-1: accuracy where labels are known,
+and otherwise how often both have the same class on top. An output of one integer a row is the class itself, as
+classifiers of scikit-learn give it. Latency is of one thread, as on an edge device.
 """
 
 from __future__ import annotations
@@ -9,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.engines.engine import Engine, EngineError
-from tidegate.tools.build.evaluate.measure import cosines, interleaved_s
+from tidegate.models.manifest import Manifest, TensorSpec
+from tidegate.tools.build.evaluate.measure import as_numbers, cosines, interleaved_s
+from tidegate.types import Datatype
 
+_FLOATS: Final = (Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64)
+_INTEGERS: Final = (
+    Datatype.INT8, Datatype.INT16, Datatype.INT32, Datatype.INT64,
+    Datatype.UINT8, Datatype.UINT16, Datatype.UINT32, Datatype.UINT64,
+)  # fmt: skip
 Metric = Literal["cosine", "top1"]
 Feed = Mapping[str, NDArray[Any]]
 
@@ -31,12 +39,23 @@ class Closeness:
     reference: float | None = None
 
 
+def measured_output(manifest: Manifest) -> TensorSpec | None:
+    """The first output of scores or vectors, or else of integers; None where all are texts or truths.
+
+    Quantization moves the former, and classifiers of scikit-learn give labels first.
+    """
+    for wanted in (_FLOATS, _INTEGERS):
+        if found := next((spec for spec in manifest.outputs if spec.datatype in wanted), None):
+            return found
+    return None
+
+
 def closeness(
     reference: Engine,
     candidate: Engine,
     feeds: Sequence[Feed],
     *,
-    output: str,
+    output: TensorSpec,
     metric: Metric,
     labels: NDArray[Any] | None = None,
 ) -> Closeness:
@@ -49,12 +68,13 @@ def closeness(
     """
     pairs = [(_rows(reference, feed, output), _rows(candidate, feed, output)) for feed in feeds]
     if other := next((pair for pair in pairs if pair[0].shape != pair[1].shape), None):
-        raise EngineError(f"{output!r} cannot be compared: it has {other[0].shape} values in one and {other[1].shape}")
+        shapes = f"{other[0].shape} values in one and {other[1].shape}"
+        raise EngineError(f"{output.name!r} cannot be compared: it has {shapes}")
     count = sum(len(truth) for truth, _ in pairs)
     if metric == "cosine":
         return Closeness(metric, float(np.concatenate([cosines(*pair) for pair in pairs]).mean()), count)
-    wanted = np.concatenate([truth.argmax(axis=-1) for truth, _ in pairs])
-    found = np.concatenate([answer.argmax(axis=-1) for _, answer in pairs])
+    wanted = np.concatenate([_classes(truth, output) for truth, _ in pairs])
+    found = np.concatenate([_classes(answer, output) for _, answer in pairs])
     if labels is None:
         return Closeness(metric, float((found == wanted).mean()), count)
     return Closeness(metric, float((found == labels).mean()), count, reference=float((wanted == labels).mean()))
@@ -69,7 +89,14 @@ def latencies_s(engines: Mapping[str, Engine], feeds: Mapping[str, Feed]) -> dic
     return found
 
 
-def _rows(engine: Engine, feed: Feed, output: str) -> NDArray[Any]:
+def _rows(engine: Engine, feed: Feed, output: TensorSpec) -> NDArray[Any]:
     """The answers as two-dimensional rows; rows of unequal length are only comparable by what pads them."""
-    answer = engine.infer(feed)[output]
+    answer = as_numbers(engine.infer(feed)[output.name], output.datatype)
     return answer.reshape(len(answer), -1) if answer.ndim > 1 else answer.reshape(1, -1)
+
+
+def _classes(rows: NDArray[Any], output: TensorSpec) -> NDArray[Any]:
+    """The class of each row."""
+    is_class = output.datatype in _INTEGERS and rows.shape[1] == 1
+    classes: NDArray[Any] = rows[:, 0] if is_class else rows.argmax(axis=-1)
+    return classes

@@ -15,8 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate import clock
+from tidegate.types import Datatype
 
 Floats = NDArray[Any]
+
+
+def as_numbers(array: NDArray[Any], datatype: Datatype) -> NDArray[Any]:
+    """An output as numbers: BF16 comes as its bits, which are the upper half of a float32's."""
+    return (array.astype("<u4") << 16).view("<f4") if datatype is Datatype.BF16 else array
 
 
 def cosines(reference: Floats, measured: Floats) -> NDArray[np.float64]:
