@@ -33,7 +33,7 @@ from tidegate.tools.build.inspect.signature import ModelSignature
 from tidegate.tools.build.pipeline_options import check_files, parse_step, parse_tensor, with_pipeline
 from tidegate.tools.build.samples import Samples, load_samples
 from tidegate.tools.build.staging import model_lock, staged_version
-from tidegate.tools.build.trial import check_answers, edge_limits, limited_by_running, with_padding
+from tidegate.tools.build.trial import check_answers, edge_limits, limited_by_running, with_joining, with_padding
 
 _MADE_UP = 8
 _ENGINES: dict[str, EngineName] = {
@@ -105,6 +105,7 @@ def _added(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], tr
     notes = list(drafted.choices)
     manifest = limited_by_running(drafted, engines, notes)
     check_answers(manifest, engines)
+    manifest = with_joining(manifest, engines, notes)
     manifest = with_padding(manifest, engines, notes)
     variants = _variants(request, parts, manifest, engines, notes)
     manifest = _with_digest(msgspec.structs.replace(manifest, variants=variants), request.tokenizer)

@@ -5,13 +5,16 @@ manifest will promise, with the outputs compared to what it says. Where nothing 
 found by running, halving a generous guess until every artefact takes it.
 
 What the edge should take at most is measured too: as much as it answers here, on one thread, in a quarter of the
-model's default budget; the rest is for the link, the queue and a device that is slower. The pool may join requests of
-unequal length only if a padded row answers as it does alone, which is tried and not assumed.
+model's default budget; the rest is for the link, the queue and a device that is slower. The pool may join requests
+only if rows answer as they do alone, and requests of unequal length only if a padded row does: both are tried and not
+assumed. A first axis need not count rows: it is the time of torch's recurrent layers, and two callers' sequences one
+behind the other are a third one. The trial can be wrong where made-up inputs do not show it, such as integers without
+bounds, which are all zero.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -24,9 +27,15 @@ from tidegate.models.example import example_arrays
 from tidegate.models.manifest import Axis, Manifest, TensorSpec, Where
 from tidegate.tools.build.draft import Draft, batch_axis, mask_of, row_axis
 from tidegate.tools.build.errors import BuildError
+from tidegate.tools.build.evaluate.measure import as_numbers
+from tidegate.types import Datatype
 
 _EDGE_SHARE = 0.25  # of the default budget
 _TYPICAL_LENGTH = 64
+_TRIALS = 3  # with other values each: an answer that is a class is often the same by luck
+_SHORT = 8  # the length of axes where rows are joined, if it may be
+_NOISE = 0.05  # dynamic int8 scales a batch's activations together, by which rows differ a little
+_FLOATS = {Datatype.FP16, Datatype.BF16, Datatype.FP32, Datatype.FP64}
 
 
 def limited_by_running(drafted: Draft, engines: Mapping[Where, Engine], notes: list[str]) -> Manifest:
@@ -63,11 +72,26 @@ def check_answers(manifest: Manifest, engines: Mapping[Where, Engine]) -> None:
                 _check_output(where, spec, answer.get(spec.name), manifest, lengths)
 
 
+def with_joining(manifest: Manifest, engines: Mapping[Where, Engine], notes: list[str]) -> Manifest:
+    """The manifest, with one request a call where the pool's artefact answers rows otherwise beside those of others."""
+    engine, axis = engines.get("pool"), _joined_axis(manifest)
+    if engine is None or axis is None or _is_harmless(_joined_as_alone, manifest, axis, engine):
+        return manifest
+    notes.append(
+        f"batching: one request a call (policy: none), since rows along {axis} answer otherwise beside those of "
+        "another request, or otherwise each time"
+    )
+    # Of as many rows as a request may have: it must not be computed in parts either.
+    alone = msgspec.structs.replace(manifest.batching, policy="none", max_batch_size=manifest.axes[axis].max)
+    return msgspec.structs.replace(manifest, batching=alone)
+
+
 def with_padding(manifest: Manifest, engines: Mapping[Where, Engine], notes: list[str]) -> Manifest:
     axis, mask, engine = row_axis(manifest), mask_of(manifest), engines.get("pool")
-    if axis is None or mask is None or engine is None:
+    if axis is None or mask is None or engine is None or manifest.batching.policy == "none":
         return manifest
-    if any(axis in spec.shape for spec in manifest.outputs) or not _padding_is_harmless(manifest, axis, mask, engine):
+    in_outputs = any(axis in spec.shape for spec in manifest.outputs)
+    if in_outputs or not _is_harmless(_padded_as_alone, manifest, axis, engine):
         notes.append(f"batching: only rows of equal {axis} are joined, since padding changes the answer")
         return manifest
     notes.append(
@@ -129,19 +153,77 @@ def _check_output(
         )
 
 
-def _padding_is_harmless(manifest: Manifest, axis: str, mask: TensorSpec, engine: Engine) -> bool:
+def _is_harmless(trial: Callable[[Manifest, str, Engine], bool], manifest: Manifest, axis: str, engine: Engine) -> bool:
+    """Whether the trial finds the same answers; an artefact that fails at it gives none."""
+    try:
+        return trial(manifest, axis, engine)
+    except EngineError:
+        return False
+
+
+def _padded_as_alone(manifest: Manifest, axis: str, engine: Engine) -> bool:
     length = manifest.axes[axis]
     short = max(length.min, min(length.max // 2, _TYPICAL_LENGTH // 2))
     if 2 * short > length.max:
         return False
-    alone = example_arrays(manifest, {axis: short})
     shapes = {spec.name: spec.shape for spec in manifest.inputs}
-    padded = {
-        name: np.pad(array, [(0, short if entry == axis else 0) for entry in shapes[name]])
-        for name, array in alone.items()
-    }
-    expected, got = engine.infer(alone), engine.infer(padded)
-    return all(np.allclose(expected[spec.name], got[spec.name], rtol=1e-3, atol=1e-4) for spec in manifest.outputs)
+    for seed in range(_TRIALS):
+        alone = example_arrays(manifest, {axis: short}, seed)
+        padded = {
+            name: np.pad(array, [(0, short if entry == axis else 0) for entry in shapes[name]])
+            for name, array in alone.items()
+        }
+        expected, got = engine.infer(alone), engine.infer(padded)
+        if not all(_alike(spec, expected[spec.name], got[spec.name]) for spec in manifest.outputs):
+            return False
+    return True
+
+
+def _joined_axis(manifest: Manifest) -> str | None:
+    """The axis along which a pool joins requests, which begins the shape of every tensor; None where there is none."""
+    firsts = {spec.shape[:1] for spec in (*manifest.inputs, *manifest.outputs)}
+    first = next(iter(firsts), ())
+    return first[0] if len(firsts) == 1 and first and isinstance(first[0], str) else None
+
+
+def _joined_as_alone(manifest: Manifest, axis: str, engine: Engine) -> bool:
+    rows = max(1, manifest.axes[axis].min)
+    if 2 * rows > manifest.axes[axis].max:
+        return True  # no two requests fit into one
+    lengths = {name: min(one.max, max(one.min, _SHORT)) for name, one in manifest.axes.items()} | {axis: rows}
+    if _failure(engine, manifest, lengths) is not None:  # takes some lengths and others not
+        lengths = {axis: rows}
+    for seed in range(_TRIALS):
+        members = [example_arrays(manifest, lengths, 2 * seed + which) for which in range(2)]
+        apart = [engine.infer({name: array.copy() for name, array in one.items()}) for one in members]
+        together = engine.infer({name: np.concatenate([one[name] for one in members]) for name in members[0]})
+        for spec in manifest.outputs:
+            expected = np.concatenate([answer[spec.name] for answer in apart])
+            if not _alike(spec, expected, together[spec.name], share=_NOISE):
+                return False
+    return True
+
+
+def _alike(spec: TensorSpec, expected: NDArray[Any], got: NDArray[Any], *, share: float = 0.0) -> bool:
+    """Whether two answers are one, but for rounding.
+
+    Args:
+        share: of the answers' length, by how much they may differ; 0: each element is compared.
+    """
+    if expected.shape != got.shape:
+        return False
+    if spec.datatype not in _FLOATS:
+        return bool(np.array_equal(expected, got))
+    expected, got = (as_numbers(array, spec.datatype).astype(np.float64) for array in (expected, got))
+    odd = ~np.isfinite(expected)
+    if not np.array_equal(expected[odd], got[odd], equal_nan=True) or not np.isfinite(got[~odd]).all():
+        return False
+    expected, got = expected[~odd], got[~odd]
+    if share:
+        return bool(np.linalg.norm(got - expected) <= share * np.linalg.norm(expected))
+    # As small as the answers are: an absolute tolerance would have it that all probabilities of 1e-5 are the same.
+    most = float(np.abs(expected).max(initial=0.0))
+    return bool(np.allclose(expected, got, rtol=1e-3, atol=min(1e-4, 1e-3 * most)))
 
 
 def _most_within(manifest: Manifest, engine: Engine, axis: str, others: Mapping[str, int], most_s: float) -> int | None:

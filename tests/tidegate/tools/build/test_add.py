@@ -299,6 +299,47 @@ def graph_file(path: Path, nodes: list[Any], inputs: dict[str, Any], outputs: di
     return path
 
 
+def test_requests_are_not_joined_where_the_first_axis_is_time(tmp_path: Path) -> None:
+    sums = [helper.make_node("CumSum", ["x", "axis"], ["y"])]
+    port = (TensorProto.FLOAT, ["time", 4])
+    path = graph_file(tmp_path / "m.onnx", sums, {"x": port}, {"y": port}, axis=np.array(0))
+    result = run("add", "m", "--pool", path, "--axis", "time=1:300", "--repository", tmp_path / "models")
+    assert result.exit_code == 0, result.output
+    assert "one request a call (policy: none), since rows along time answer otherwise beside" in result.output
+    added = Repository(tmp_path / "models").manifest("m")
+    assert (added.batching.policy, added.batching.max_batch_size) == ("none", 300)
+
+
+def test_rows_that_answer_as_they_do_alone_are_joined_whatever_else_they_are(tmp_path: Path) -> None:
+    same = [helper.make_node("Log", ["x"], ["y"]), helper.make_node("Identity", ["name"], ["it"])]
+    numbers, texts = (TensorProto.FLOAT, ["rows", "n"]), (TensorProto.STRING, ["rows"])
+    path = graph_file(tmp_path / "m.onnx", same, {"x": numbers, "name": texts}, {"it": texts, "y": numbers})
+    result = run("add", "m", "--edge", path, "--pool", path, "--repository", tmp_path / "models")
+    assert result.exit_code == 0, result.output
+    assert Repository(tmp_path / "models").manifest("m").batching.policy == "deadline"
+
+
+@pytest.mark.parametrize("answer", ["small vectors", "classes"])
+def test_padding_is_not_harmless_because_answers_are_small_or_classes(tmp_path: Path, answer: str) -> None:
+    table = np.random.default_rng(1).standard_normal((50, 8)).astype(np.float32) * 1e-5
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["rows_of"]),
+        helper.make_node(
+            "ReduceMean", ["rows_of"], ["y" if answer == "small vectors" else "mean"], axes=[1], keepdims=0
+        ),
+        helper.make_node("ReduceMax", ["mask"], ["seen"], axes=[1], keepdims=0),
+    ]
+    outputs: dict[str, Any] = {"y": (TensorProto.FLOAT, ["b", 8]), "seen": (TensorProto.INT64, ["b"])}
+    if answer == "classes":
+        nodes.append(helper.make_node("ArgMax", ["mean"], ["y"], axis=1, keepdims=0))
+        outputs["y"] = (TensorProto.INT64, ["b"])
+    port = (TensorProto.INT64, ["b", "length"])
+    path = graph_file(tmp_path / "m.onnx", nodes, {"ids": port, "mask": port}, outputs, table=table)
+    result = run("add", "m", "--pool", path, "--repository", tmp_path / "models")
+    assert result.exit_code == 0, result.output
+    assert "only rows of equal length are joined, since padding changes the answer" in result.output
+
+
 def test_the_labels_that_a_classifier_gives_first_are_not_taken_for_scores(tmp_path: Path) -> None:
     nodes = [
         helper.make_node("ArgMax", ["x"], ["label"], axis=1, keepdims=0),
