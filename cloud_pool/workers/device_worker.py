@@ -145,6 +145,7 @@ class DeviceWorker:
             packing=packing_of(loadable.manifest, variant.packed),
             compile=variant.compile,
             generation=limits_of(loadable.manifest, variant, cache_bytes=cache_bytes),
+            sha256=variant.sha256,
         )
         loaded = await self._process.load(spec)
         if loaded.device_bytes is not None or self.loaded.device_bytes is None:  # the device's own word, if it has one

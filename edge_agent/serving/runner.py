@@ -511,6 +511,7 @@ class Runner:
             compile=variant.compile,
             generation=limits_of(self.manifest, variant, cache_bytes=self._sequences.cache_bytes or 0),
             steps=plan_of(self.manifest, str(self.folder), self._step_limits),
+            sha256=variant.sha256,
         )
 
     def _generating(self, variant: Variant) -> GeneratingVariant:

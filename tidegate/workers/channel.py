@@ -94,6 +94,7 @@ class LoadEngine(WorkerMessage, frozen=True, tag="load"):
     compile: bool = False
     generation: GenerationLimits | None = None
     steps: StepPlan | None = None
+    sha256: str = ""
 
 
 class RunEngine(WorkerMessage, frozen=True, tag="infer"):

@@ -42,6 +42,7 @@ from tidegate.engines.engine import (
 )
 from tidegate.engines.errors import InputRefused, is_out_of_memory
 from tidegate.generate.engine import GenerativeEngine
+from tidegate.models.digest import sha256_of
 from tidegate.models.manifest import EngineName
 from tidegate.pipeline.pipeline_engine import PipelineEngine
 from tidegate.pipeline.refusal import StepRefused, StepTooLate
@@ -131,6 +132,7 @@ class ComputeServer:
         if not self._engines and not self._generative:  # whatever is frozen later may be what calls have left
             with settled_imports():
                 import_runtime(kind, generates=message.generation is not None)
+        _check_digest(message)
         engine, slots = self._loaded(message, kind)
         _give_back_memory()
         self._meter.loaded()
@@ -173,6 +175,17 @@ class ComputeServer:
 
     def __repr__(self) -> str:
         return f"<ComputeServer pid {os.getpid()} engines {sorted(self._engines)}>"
+
+
+def _check_digest(message: LoadEngine) -> None:
+    """Raise EngineError where the file is another one than was checked when its model began to serve."""
+    artefact = Path(message.artefact)
+    try:
+        digest = sha256_of(artefact) if message.sha256 and artefact.is_file() else message.sha256
+    except OSError as error:
+        raise EngineError(f"{artefact}: it cannot be read: {error.strerror or error}") from error
+    if digest != message.sha256:
+        raise EngineError(f"{artefact}: has sha256 {digest}, but the manifest names {message.sha256}")
 
 
 def _with_steps(message: LoadEngine, kind: EngineName) -> Engine:

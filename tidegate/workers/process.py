@@ -85,7 +85,8 @@ class EngineSpec:
 
     `threads` are those of one computation, 0 for all cores. `paced_slow` is for paced engines only, `packing` and
     `compile` are the variant's (`load_engine`). With `generation` the engine is one that generates. `steps` are run
-    around the engine; where that is None, they are all there is.
+    around the engine; where that is None, they are all there is. `sha256` is the artefact's, which is held against the
+    file at each load, since a worker may be started again long after its parent looked; "": any.
     """
 
     key: str
@@ -99,6 +100,7 @@ class EngineSpec:
     compile: bool = False
     generation: GenerationLimits | None = None
     steps: StepPlan | None = None
+    sha256: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +299,7 @@ class WorkerProcess:
             compile=spec.compile,
             generation=spec.generation,
             steps=spec.steps,
+            sha256=spec.sha256,
         )
         try:
             async with asyncio.timeout(self._start_timeout_s):

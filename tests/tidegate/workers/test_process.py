@@ -29,6 +29,7 @@ from tests.cloud_pool.workers_support import (
     write_text_model,
 )
 from tidegate import clock
+from tidegate.models.digest import sha256_of
 from tidegate.outcome import InternalError, InvalidRequest, OutOfMemory, TooLarge
 from tidegate.runtime.spawned_process import SpawnedProcess
 from tidegate.workers import channel, process
@@ -302,6 +303,17 @@ async def test_a_text_that_no_onnx_model_takes_is_its_callers_error(tmp_path: Pa
             await worker.infer("same", {"x": np.array([b"\xff"], dtype=object)})
         answer = await worker.infer("same", {"x": np.array(["né".encode()], dtype=object)})
         assert [bytes(one) for one in answer.outputs["y"]] == ["né".encode()]
+
+
+async def test_a_worker_that_is_started_again_loads_no_other_file_than_was_checked(tmp_path: Path) -> None:
+    artefact = write_text_model(tmp_path / "text.onnx")
+    spec = EngineSpec("text", "onnx", artefact, ("vector",), sha256=sha256_of(artefact))
+    async with WorkerProcess("first") as worker:
+        await worker.load(spec)
+    write_spin_model(artefact)
+    async with WorkerProcess("second") as worker:
+        with pytest.raises(InternalError, match=rf"text\.onnx: has sha256 .*, but the manifest names {spec.sha256}"):
+            await worker.load(spec)
 
 
 async def test_torch_without_memory_says_so_too(tmp_path: Path) -> None:
