@@ -11,17 +11,26 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 SettingsT = TypeVar("SettingsT", bound="ProcessConfig")
+_MOST_VALUES: Final = 1_000_000  # of a file, with each alias counted as what it stands for
 
 # weights by model or modality (tidegate/models/share_weights.py)
 Shares = dict[str, Annotated[float, Field(gt=0, le=1000)]]
 
+# How Kubernetes names and spells what it says of a Service called `tidegate-gateway`.
+_SERVICE: Final = re.compile(r"_SERVICE_(HOST|PORT)(_\w+)?=|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?=|_PORT=(tcp|udp|sctp)://")
 
 # Keys that several processes have, with one meaning.
 REPOSITORY_POLL_S: Any = Field(
@@ -58,12 +67,29 @@ def load(model: type[SettingsT], path: Path | None = None, /, **overrides: Any) 
     """The configuration from `path` (none: defaults and environment), with `overrides` on top.
 
     Raises:
-        ConfigError: the file is missing or not YAML, or a key is unknown or has a value that does not fit.
+        ConfigError: the file is missing or not YAML, or a key is unknown, there twice or has a wrong value.
     """
     try:
         return _bind(model, _read(path))(**overrides)
     except ValidationError as error:
         raise ConfigError(_explain(model, path, error)) from error
+    except SettingsError as error:
+        raise ConfigError(_no_json(model, error.__cause__)) from error
+
+
+def variables_of_no_key(model: type[ProcessConfig]) -> list[str]:
+    """What the environment says of keys that there are not, in words. No errors: a name may be meant for others."""
+    prefix = str(model.model_config.get("env_prefix") or "").upper()
+    known = [prefix + key.upper() for key in model.model_fields]
+    found = []
+    for name, value in sorted(os.environ.items()):
+        upper = name.upper()
+        of_no_key = prefix and upper.startswith(prefix) and upper.partition("__")[0] not in known
+        if of_no_key and not _SERVICE.search(f"{upper}={value}"):
+            near = difflib.get_close_matches(upper, known, n=1, cutoff=0.8)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            found.append(f"the environment variable {name} is not read: there is no such key{hint}")
+    return found
 
 
 def _bind(model: type[SettingsT], file_values: dict[str, Any]) -> type[SettingsT]:
@@ -88,7 +114,9 @@ def _read(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+        loaded = yaml.load(
+            path.read_text(encoding="utf-8"), Loader=_ConfigurationLoader
+        )  # a SafeLoader that refuses more
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -96,11 +124,51 @@ def _read(path: Path | None) -> dict[str, Any]:
         raise ConfigError(f"the configuration {path}: {words}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
         raise ConfigError(f"the configuration {path} is not valid YAML: {_shown(error)}") from error
+    except (TypeError, LookupError, AttributeError) as error:  # PyYAML at `!!bool x`, `!!int ""` and `!!timestamp x`
+        words = f"a value that cannot be read as its tag says: {_shown(error)}"
+        raise ConfigError(f"the configuration {path} is not valid YAML: {words}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"the configuration {path} must be a mapping of keys, not a {type(loaded).__name__}")
     return {str(key): value for key, value in loaded.items()}
+
+
+class _ConfigurationLoader(yaml.SafeLoader):
+    """YAML takes the last of two equal keys and drops the other, and lets a few lines stand for millions of values.
+
+    Both are looked at where nodes are composed: of what a merge (`<<`) brings, an own key replaces one, as it should.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._count = 0
+        self._counts: dict[yaml.Node, int] = {}  # of each node that is whole: how many values it is, with those in it
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        mark, alias, before = self.peek_event().start_mark, self.check_event(yaml.AliasEvent), self._count  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        if node is None:
+            return None
+        if alias and node not in self._counts:
+            raise yaml.composer.ComposerError(None, None, "an alias within what it stands for", mark)
+        self._count += self._counts[node] if alias else 1
+        if self._count > _MOST_VALUES:
+            raise yaml.composer.ComposerError(None, None, f"more than {_MOST_VALUES} values, as aliases count", mark)
+        self._counts.setdefault(node, self._count - before)
+        return node
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        seen: dict[tuple[str, str], int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            if (named := (key.tag, key.value)) in seen:
+                words = f"the key {key.value!r} is there twice, first in line {seen[named]}"
+                raise yaml.composer.ComposerError(None, None, words, key.start_mark)
+            seen[named] = key.start_mark.line + 1
+        return node
 
 
 def _shown(error: Exception) -> str:
@@ -111,6 +179,14 @@ def _shown(error: Exception) -> str:
 def _explain(model: type[ProcessConfig], path: Path | None, error: ValidationError) -> str:
     where = f"{path}: " if path else ""
     return "\n".join(where + explain(model, dict(one)) for one in error.errors())
+
+
+def _no_json(model: type[ProcessConfig], cause: BaseException | None) -> str:
+    """Why a variable cannot be read; its value may be a secret, so it is named only."""
+    prefix, text = str(model.model_config.get("env_prefix") or ""), getattr(cause, "doc", None)
+    named = [name for name, value in os.environ.items() if value == text and name.upper().startswith(prefix.upper())]
+    where = " or ".join(sorted(named)) or f"{prefix}…"
+    return f"the environment variable {where} must be JSON, as lists and sections are: {cause}"
 
 
 def _section_at(model: type[BaseModel], path: Sequence[Any]) -> type[BaseModel]:

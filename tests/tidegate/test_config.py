@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from tidegate.config import ConfigError, ProcessConfig, Section, load
+from tidegate.config import ConfigError, ProcessConfig, Section, load, variables_of_no_key
 
 
 class Nested(Section):
@@ -20,6 +21,7 @@ class Example(ProcessConfig):
     http_port: int = 8000
     name: str = "main"
     nested: Nested = Nested()
+    named: dict[str, Nested] = Field(default_factory=dict)
 
 
 def write(folder: Path, text: str) -> Path:
@@ -50,7 +52,7 @@ def test_code_beats_the_environment_and_the_environment_beats_the_file(
     ("text", "words"),
     [
         ("http_prt: 1\n", "unknown key 'http_prt'; did you mean 'http_port'"),
-        ("zzz: 1\n", "unknown key 'zzz'; known keys: http_port, name, nested"),
+        ("zzz: 1\n", "unknown key 'zzz'; known keys: http_port, name, named, nested"),
         ("http_port: many\n", "key 'http_port' = 'many'"),
         ("nested: {retries: x}\n", "key 'nested.retries' = 'x'"),
         ("- a list\n", "must be a mapping"),
@@ -77,6 +79,12 @@ def test_a_bad_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) ->
         ("# für Köln\n".encode("latin-1"), "byte 3 (0xfc) is no UTF-8"),
         (b"name: 2026-99-99\n", "is not valid YAML: month must be in 1..12"),
         (b"[" * 5000, "is not valid YAML"),
+        (b"name: !!bool x\n", "is not valid YAML: a value that cannot be read as its tag says: 'x'"),
+        (b'http_port: !!int ""\n', "is not valid YAML: a value that cannot be read as its tag says"),
+        (b"name: !!timestamp x\n", "is not valid YAML: a value that cannot be read as its tag says"),
+        (b"name: &a [*a]\n", "is not valid YAML: an alias within what it stands for"),
+        (b"name: one\nhttp_port: 1\nname: two\n", "the key 'name' is there twice, first in line 1"),
+        (b"nested: {retries: 1, retries: 2}\n", "the key 'retries' is there twice"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, written: bytes, words: str) -> None:
@@ -107,3 +115,40 @@ def test_no_error_shows_an_addresss_password(tmp_path: Path, text: str, shown: s
     with pytest.raises(ConfigError) as caught:
         load(Example, write(tmp_path, text))
     assert shown in str(caught.value) and "s3cret" not in str(caught.value)
+
+
+def test_a_few_lines_of_aliases_do_not_become_millions_of_values(tmp_path: Path) -> None:
+    lines = ["nested:", f"  z0: &a0 [{', '.join('x' * 10)}]"]
+    lines += [f"  z{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]" for level in range(1, 9)]
+    with pytest.raises(ConfigError, match="more than 1000000 values, as aliases count"):
+        load(Example, write(tmp_path, "\n".join(lines)))
+
+
+def test_aliases_and_merges_give_what_they_stand_for(tmp_path: Path) -> None:
+    config = load(Example, write(tmp_path, "named:\n  a: &a {retries: 1}\n  b: *a\n  c: {<<: *a, retries: 7}\n"))
+    assert {name: one.retries for name, one in config.named.items()} == {"a": 1, "b": 1, "c": 7}
+
+
+@pytest.mark.parametrize("variable", ["TIDEGATE_EXAMPLE_NAMED", "TIDEGATE_EXAMPLE_NESTED"])
+def test_a_variable_that_is_no_json_is_named_without_its_value(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "{key: s3cret")
+    with pytest.raises(ConfigError, match=f"the environment variable {variable} must be JSON") as refused:
+        load(Example)
+    assert "s3cret" not in str(refused.value)
+
+
+def test_variables_of_no_key_are_named_but_for_what_kubernetes_says_of_services(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {
+        "TIDEGATE_EXAMPLE_HTPP_PORT": "1", "TIDEGATE_EXAMPLE_HTTP_PORT": "1", "TIDEGATE_EXAMPLE_NESTED__RETRIES": "1",
+        "TIDEGATE_EXAMPLE_COLOUR": "red", "TIDEGATE_EXAMPLE_PORT": "tcp://10.0.0.1:80",
+        "TIDEGATE_EXAMPLE_SERVICE_HOST": "10.0.0.1", "TIDEGATE_EXAMPLE_SERVICE_PORT_HTTP": "80",
+        "TIDEGATE_EXAMPLE_PORT_80_TCP_ADDR": "10.0.0.1", "TIDEGATE_EXAMPLES_NAME": "another's",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    assert variables_of_no_key(Example) == [
+        "the environment variable TIDEGATE_EXAMPLE_COLOUR is not read: there is no such key",
+        "the environment variable TIDEGATE_EXAMPLE_HTPP_PORT is not read: there is no such key; "
+        "did you mean TIDEGATE_EXAMPLE_HTTP_PORT?",
+    ]

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, TypeVar, cast
 import click
 import structlog
 
-from tidegate.config import ConfigError, ProcessConfig, load
+from tidegate.config import ConfigError, ProcessConfig, load, variables_of_no_key
 from tidegate.models.repository import RepositoryError
 from tidegate.runtime import events
 from tidegate.runtime.lifeline import die_with_parent, end_after_parent
@@ -101,6 +101,8 @@ def run(
         config = load(model, path) if read is None else read()
         named: ProcessSettings = cast(Any, config)
         configure_logging(f"{role}/{named.name}", level=named.log_level, form=named.log_format)
+        for words in variables_of_no_key(model):
+            log.warning("a variable is not read", reason=words)
         if parent_pid is not None:
             end_after_parent(parent_pid, after_s=named.drain_s + EXITS_WITHIN_S)
         manager = ServiceManager.of(os.environ, os.getpid() if parent_pid is None else None)

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
-from tidegate.config import ConfigError, ProcessConfig, load
+from tidegate.config import ConfigError, ProcessConfig, load, variables_of_no_key
 from tidegate.runtime.suggestion import SuggestingGroup, did_you_mean
 from tidegate.tools.config_findings import missing_here, said_wrongly, taken_ports
 
@@ -107,9 +107,10 @@ def check(file: Path, role: str, elsewhere: bool, as_json: bool) -> None:
 
 def _findings(config: ProcessConfig, role: str, *, elsewhere: bool) -> tuple[list[str], list[str]]:
     """What keeps it from starting, and what it may stumble over."""
+    unread = variables_of_no_key(config_model(role))
     if elsewhere:
-        return said_wrongly(config), []
-    return [*said_wrongly(config), *missing_here(config, role)], taken_ports(config)
+        return said_wrongly(config), unread
+    return [*said_wrongly(config), *missing_here(config, role)], [*unread, *taken_ports(config)]
 
 
 @config.command()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +269,19 @@ def test_ports_of_several_servers_are_checked_each(tmp_path: Path) -> None:
     meets = check(tmp_path, "pool", "--elsewhere", **keys, grpc_port=8101, metrics_port=8103)
     assert meets.exit_code == 1
     assert "key 'metrics_port' = 8103: 3 servers listen on 8101 to 8103 for gRPC" in meets.output
+
+
+def test_a_variable_of_no_key_is_a_note_and_a_warning_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_EDGE_MAX_QUEUE_SZE", "4")
+    file = tmp_path / "edge.yaml"
+    file.write_text(f"model_repository: {tmp_path / 'none'}\n")
+    words = "TIDEGATE_EDGE_MAX_QUEUE_SZE is not read: there is no such key; did you mean TIDEGATE_EDGE_MAX_QUEUE_SIZE?"
+
+    found = CliRunner().invoke(config, ["check", str(file), "--for", "edge", "--elsewhere"])
+    command = [sys.executable, "-m", "tidegate.cli", "edge", "--config", str(file)]
+    started = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    assert found.exit_code == 0 and f"note: the environment variable {words}" in found.stderr
+    assert started.returncode == 1 and words in started.stderr
