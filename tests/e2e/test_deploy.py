@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path, PurePath
@@ -69,6 +70,42 @@ def test_what_the_unit_closes_and_a_key_needs_is_opened_by_the_drop_in_of_the_pa
     for option in opened:
         assert re.search(rf"^{option}=yes$", unit, re.M), "the page opens what the unit closes"
         assert f"{option}=no" in unit, "the unit says where that is a hindrance"
+
+
+# As systemd does it: `socket` of any family but those given is answered with EAFNOSUPPORT, for good.
+_ONLY_THESE_FAMILIES = """
+import ctypes, errno, os, struct, sys
+LOAD, EQUAL, RETURN, ALLOW, REFUSE = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050000 | errno.EAFNOSUPPORT
+families = [int(one) for one in sys.argv[1].split(",")]
+call = {"x86_64": 41, "aarch64": 198}[os.uname().machine]
+code = [(LOAD, 0, 0, 0), (EQUAL, 0, len(families) + 2, call), (LOAD, 0, 0, 16)]
+code += [(EQUAL, len(families) - at, 0, family) for at, family in enumerate(families)]
+code += [(RETURN, 0, 0, REFUSE), (RETURN, 0, 0, ALLOW)]
+code = b"".join(struct.pack("HBBI", *one) for one in code)
+held = ctypes.create_string_buffer(code, len(code))
+program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held)))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program, 0, 0) == 0
+import ifaddr, socket
+try:
+    socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+except OSError as error:
+    assert error.errno == errno.EAFNOSUPPORT, error
+else:
+    sys.exit("the filter is not in force")
+print([one.ip for adapter in ifaddr.get_adapters() for one in adapter.ips if one.is_IPv4])
+"""
+
+
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="the filter is written for two processors")
+def test_a_device_finds_its_network_interfaces_under_the_unit_s_filter_of_sockets() -> None:
+    unit = (DEPLOY / "systemd" / "tidegate-edge.service").read_text()
+    named = re.search(r"^RestrictAddressFamilies=(.+)$", unit, re.M)[1].split()  # type: ignore[index]
+    families = ",".join(str(int(getattr(socket, name))) for name in named)
+    looked = subprocess.run(
+        [sys.executable, "-c", _ONLY_THESE_FAMILIES, families], capture_output=True, text=True, check=False
+    )
+    assert "'127.0.0.1'" in looked.stdout, looked.stderr
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed here")
