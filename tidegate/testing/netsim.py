@@ -1,7 +1,7 @@
 """Links on a timeline, for tests: `netsim.at(5.0, link.partition)`, `netsim.every(2.0, link.flap, 0.4)`.
 
 Time begins when the fixture is made, and again at `start()`. What is due is called on a thread of its own, one after
-another; what a callable raises is kept and fails the test at its end.
+another; what a callable raises, `pytest.fail` too, is kept and fails the test at its end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,13 @@ class Netsim:
             self._changed.notify()
 
     def at(self, at_s: float, act: Callable[..., Any], *args: Any, **options: Any) -> None:
-        """Call `act(*args, **options)` at this second of the timeline; at once if it has passed."""
+        """Call `act(*args, **options)` at this second of the timeline; at once if it has passed.
+
+        Raises:
+            ValueError: there is no such second.
+        """
+        if not at_s < threading.TIMEOUT_MAX:  # NaN and infinity, too: the thread could not wait, and nothing would come
+            raise ValueError(f"at_s must be below {threading.TIMEOUT_MAX:g}, not {at_s}")
         with self._changed:
             heapq.heappush(self._due, (at_s, next(self._numbers), lambda: act(*args, **options)))
             if self._thread is None and not self._closed:
@@ -106,7 +112,7 @@ class Netsim:
                 return
             try:
                 act()
-            except Exception as error:  # the test fails with it at its end
+            except BaseException as error:  # the test fails with it at its end
                 self.errors.append(error)
 
     def _next(self) -> Act | None:

@@ -188,6 +188,36 @@ def test_every(netsim, bank):
     assert "2 passed, 1 error" in ran.stdout, ran.stdout
 
 
+def test_an_act_that_calls_pytest_fail_fails_the_test_and_ends_no_timeline(tmp_path: Path) -> None:
+    theirs = project(
+        tmp_path,
+        """
+import threading
+
+import pytest
+
+
+def test_fails_in_an_act(netsim):
+    went_on = threading.Event()
+    netsim.at(0.0, pytest.fail, "the alarm did not come")
+    netsim.at(0.02, went_on.set)
+    assert went_on.wait(10)
+
+
+@pytest.mark.parametrize("never", [float("nan"), float("inf")])
+def test_a_second_that_never_comes_is_refused_and_ends_no_timeline(netsim, never):
+    went_on = threading.Event()
+    with pytest.raises(ValueError, match="at_s must be below"):
+        netsim.at(never, went_on.set)
+    netsim.at(0.0, went_on.set)
+    assert went_on.wait(10)
+""",
+    )
+    ran = run_pytest(theirs)
+    assert ran.returncode == 1
+    assert "3 passed, 1 error" in ran.stdout and "Failed: the alarm did not come" in ran.stdout, ran.stdout
+
+
 def test_an_asynchronous_test_may_use_it_too_and_bad_words_name_themselves(tmp_path: Path) -> None:
     theirs = project(
         tmp_path,
