@@ -57,6 +57,24 @@ def test_the_guide_s_example_passes_as_it_stands(tmp_path: Path) -> None:
     assert shown in example  # what the guide shows is what was run
 
 
+def test_a_link_that_stays_broken_to_the_end_of_a_test_holds_up_no_server_of_the_guide(tmp_path: Path) -> None:
+    theirs = project(
+        tmp_path,
+        """
+import socket
+
+def test_silence_is_noticed(link, bank):
+    silent = link(bank, delay_ms=1)
+    with socket.create_connection((silent.host, silent.port), 5) as client:
+        client.sendall(b"hello")
+        while not silent.state()["bytes"]["to"]["delivered"]:
+            pass
+        silent.partition("blackhole")
+""",
+    )
+    assert "1 passed" in run_pytest(theirs).stdout
+
+
 def test_the_guide_s_example_of_recorded_links_passes_with_recordings_and_is_skipped_without(tmp_path: Path) -> None:
     guide = (ROOT / "docs/testing-with-links.md").read_text()
     shown = guide.partition("## Recorded links")[2].partition("```python\n")[2].partition("```")[0]
