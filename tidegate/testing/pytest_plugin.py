@@ -102,6 +102,8 @@ def _stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
     def get(links: dict[str, str], edges: int, models: Path | None, seed: int) -> Stack:
         key = (tuple(sorted(links.items())), edges, models, seed)
+        if key in running and not running[key].is_whole():  # a test has killed a part of it
+            running.pop(key).stop()
         if key not in running:
             folder = tmp_path_factory.mktemp("tidegate")
             running[key] = Stack(folder, links=links, edges=edges, models=models, seed=seed)
@@ -119,7 +121,7 @@ def _stacks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 @pytest.fixture
 def tidegate_stack(request: pytest.FixtureRequest, _stacks: Callable[..., Stack]) -> Callable[..., Stack]:
-    """Start a whole Tidegate, or reuse one that was started with the same options, with its links mended."""
+    """Start a whole Tidegate, or reuse one that was started with the same options, with its links as they were then."""
     seed = request.config.getoption("--link-seed")
 
     def start(links: dict[str, str] | None = None, *, edges: int = 2, models: Path | None = None) -> Stack:

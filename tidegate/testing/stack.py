@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -19,11 +20,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import yaml
+
 import tidegate
+from tidegate.netsim.proxy.scenario import names
 from tidegate.testing.ports import NoPorts, free_ports
 
 READY_WITHIN_S: Final = 120.0
 STOPS_WITHIN_S: Final = 10.0
+_DIES_WITHIN_S: Final = 0.25  # after SIGKILL, on a busy machine; a test that reuses a stack waits as long
 MODEL: Final = "encoder"
 _PORTS_BEFORE_EDGES, _PORTS_PER_PART = 6, 2
 
@@ -98,7 +103,9 @@ class Stack:
     ) -> None:
         self.folder = folder
         self.links: dict[str, ControlledLink] = {}
+        self._scenarios = {part: one if one in names() else str(Path(one).absolute()) for part, one in links.items()}
         self._ready: dict[str, Any] = {}
+        self._running: list[int] = []  # a pidfd of each part
         self._answered = threading.Event()
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -126,6 +133,9 @@ class Stack:
             self.stop()
             raise StackFailed(f"`tidegate up` did not get ready:\n{output}")
         self.links = {name: ControlledLink(name, url) for name, url in self._ready["links"].items()}
+        for pid in self.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                self._running.append(os.pidfd_open(pid))  # a number alone may be another process's one day
         return self
 
     @property
@@ -177,13 +187,29 @@ class Stack:
             with error:
                 return error.code, dict(error.headers)
 
+    def is_whole(self) -> bool:
+        """Whether each part still runs as the process that it was at first; one just killed ends meanwhile."""
+        if self._process.poll() is not None or len(self._running) < len(self.pids):
+            return False
+        ends = select.poll()
+        for descriptor in self._running:
+            ends.register(descriptor, select.POLLIN)
+        return not ends.poll(_DIES_WITHIN_S * 1000)
+
     def mend(self) -> None:
-        """Heal every link and take its toxics away."""
-        for link in self.links.values():
-            link.heal()
-            for name in link.state()["layers"]:
-                if name != "base":
-                    link.remove(name)
+        """Let stopped processes go on, and have each link play its first scenario from the beginning."""
+        for pid in self.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        for name, link in self.links.items():
+            scenario = self._scenarios[name]
+            try:
+                link.play(scenario if scenario in names() else yaml.safe_load(Path(scenario).read_text()))
+            except ValueError:  # it names recordings, which are not read over HTTP
+                link.heal()
+                for layer in link.state()["layers"]:
+                    if layer != "base":
+                        link.remove(layer)
 
     def log(self) -> str:
         """The events of every link, as text."""
@@ -202,6 +228,8 @@ class Stack:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        while self._running:
+            os.close(self._running.pop())
         self._reader.join()
         assert self._process.stdout is not None
         self._process.stdout.close()

@@ -75,6 +75,42 @@ def test_a_whole_stack_runs_our_own_processes(tidegate_stack):
     assert status == 200
     assert {"gateway", "pool", "edge-1"} <= set(stack.pids)
 """
+SHARED_STACK_TESTS = """
+import os
+import signal
+
+import pytest
+
+ROUNDS = []
+
+
+@pytest.fixture
+def stack(tidegate_stack):
+    return tidegate_stack(links={"pool": "good_wifi"}, edges=1)
+
+
+def test_leaves_its_links_and_a_process_as_no_other_test_would_want_them(stack):
+    ROUNDS.append(stack)
+    stack.links["pool"].play("flap_fast")
+    stack.links["pool"].apply(delay_ms=900)
+    stack.links["pool"].toxic("slow", "to", delay_ms=900)
+    os.kill(stack.pids["edge-1"], signal.SIGSTOP)
+
+
+def test_finds_them_as_they_were_and_kills_a_process(stack):
+    assert stack is ROUNDS[0]
+    state = stack.links["pool"].state()
+    assert (state["scenario"], list(state["layers"])) == ("good_wifi", ["base"])
+    assert state["layers"]["base"]["profile"]["delay_ms"] == 2.0
+    with open(f"/proc/{stack.pids['edge-1']}/stat") as told:
+        assert told.read().rpartition(")")[2].split()[0] != "T"
+    os.kill(stack.pids["edge-1"], signal.SIGKILL)
+
+
+def test_finds_another_stack_that_is_whole(stack):
+    assert stack is not ROUNDS[0] and stack.is_whole() and not ROUNDS[0].is_whole()
+    assert stack.infer(units=8, budget_ms=20_000)[0] == 200
+"""
 
 
 def entry_points_text() -> str:
@@ -161,3 +197,11 @@ def test_a_stack_runs_our_processes_beside_their_packages(
     ran = run_pytest(python, theirs, **environment)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "4 passed" in ran.stdout
+
+
+@pytest.mark.e2e
+def test_a_stack_that_tests_share_is_as_at_first_for_each_of_them(python: Path, theirs: Path) -> None:
+    (theirs / "tests/test_theirs.py").write_text(SHARED_STACK_TESTS)
+    ran = run_pytest(python, theirs)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "3 passed" in ran.stdout
