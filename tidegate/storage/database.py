@@ -75,10 +75,12 @@ def connect(path: Path, schema: Sequence[str], *, max_pages: int = 0) -> sqlite3
     """An open connection, the schema in place. Blocks. Raises sqlite3.Error or OSError.
 
     Args:
+        path: `:memory:`, which is no file, for one that ends with its connection.
         max_pages: of 4 KiB, that the file may have; 0: no limit.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _make_private(path)
+    if str(path) != ":memory:":
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(path)
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         connection.row_factory = sqlite3.Row

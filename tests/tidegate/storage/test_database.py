@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tidegate import clock
-from tidegate.storage.database import MAX_GROUP, Database, DatabaseFull, Work
+from tidegate.storage.database import MAX_GROUP, Database, DatabaseFull, Work, connect
 
 SCHEMA = ("CREATE TABLE IF NOT EXISTS rows (n INTEGER PRIMARY KEY, body BLOB)",)
 
@@ -93,3 +93,11 @@ async def test_one_work_that_finds_no_room_leaves_the_room_to_the_others(tmp_pat
 
         assert isinstance(done[1], DatabaseFull)
         assert [done[0], done[2]] == [1, 3] == await rows(database)
+
+
+def test_a_database_in_memory_leaves_no_file_where_the_process_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    connect(Path(":memory:"), ["CREATE TABLE notes (words TEXT)"]).close()
+    assert list(tmp_path.iterdir()) == []
