@@ -150,6 +150,8 @@ class _ConfigurationLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         if node is None:
             return None
+        if isinstance(node, yaml.MappingNode) and not alias:
+            _refuse_equal_keys(node)
         if alias and node not in self._counts:
             raise yaml.composer.ComposerError(None, None, "an alias within what it stands for", mark)
         self._count += self._counts[node] if alias else 1
@@ -158,17 +160,16 @@ class _ConfigurationLoader(yaml.SafeLoader):
         self._counts.setdefault(node, self._count - before)
         return node
 
-    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
-        seen: dict[tuple[str, str], int] = {}
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                continue
-            if (named := (key.tag, key.value)) in seen:
-                words = f"the key {key.value!r} is there twice, first in line {seen[named]}"
-                raise yaml.composer.ComposerError(None, None, words, key.start_mark)
-            seen[named] = key.start_mark.line + 1
-        return node
+
+def _refuse_equal_keys(node: yaml.MappingNode) -> None:
+    seen: dict[tuple[str, str], int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            continue
+        if (named := (key.tag, key.value)) in seen:
+            words = f"the key {key.value!r} is there twice, first in line {seen[named]}"
+            raise yaml.composer.ComposerError(None, None, words, key.start_mark)
+        seen[named] = key.start_mark.line + 1
 
 
 def _shown(error: Exception) -> str:
