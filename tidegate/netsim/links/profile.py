@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -38,6 +38,9 @@ from tidegate.netsim.links.recorded import RecordedDelay
 from tidegate.netsim.links.regime import Chain, Either, OnOffSchedule, Since, Weather, Windows
 from tidegate.netsim.links.trace import CapacityTrace, TraceRate
 
+# By distribution: beyond these a draw is no number of seconds any more, or always the same one.
+_SHAPES: Final = {"normal": (0.0, 1e6), "lognormal": (0.0, 10.0), "pareto": (0.1, 1000.0)}
+
 
 class Jitter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """On top of the delay. `shape` is sigma for lognormal, alpha for pareto, the deviation in ms for normal.
@@ -57,6 +60,11 @@ class Jitter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             raise ValueError("file or samples_ms is for 'empirical' jitter, which needs one of them")
         if not 0.0 <= self.correlation < 1.0:
             raise ValueError(f"correlation must be from 0 up to below 1, not {self.correlation}")
+        if not 0.0 <= self.ms < inf:
+            raise ValueError(f"ms must be a number from 0 up, not {self.ms}")
+        least, most = _SHAPES.get(self.dist, (-inf, inf))
+        if not least <= self.shape <= most:
+            raise ValueError(f"shape of {self.dist!r} jitter must be from {least:g} to {most:g}, not {self.shape}")
 
     def distribution(self, scale: float) -> Distribution:
         shape = self._shape(self.ms * 1e-3 * scale, scale)
@@ -194,8 +202,8 @@ class LinkProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
                 raise ValueError(f"{name} must be above 0, not {value}")
         if not 0.0 <= self.loss < 1.0:
             raise ValueError(f"loss must be from 0 up to below 1, not {self.loss}")
-        if not self.delay_ms >= 0.0:
-            raise ValueError(f"delay_ms must not be below 0, and is {self.delay_ms}")
+        if not 0.0 <= self.delay_ms < inf:
+            raise ValueError(f"delay_ms must be a number from 0 up, and is {self.delay_ms}")
         if not self.queue_kbyte > 0.0:
             raise ValueError(f"queue_kbyte must be above 0, not {self.queue_kbyte}")
         if self.states and (self.bad or self.outages):

@@ -138,12 +138,3 @@ def test_the_formula_counts_weights_and_what_goes_through() -> None:
     assert expected_bytes_per_unit(pixels, small) == pytest.approx(4000.0 + (64 * 4 + 64) / 64)
     items = msgspec.structs.replace(pixels, cost=Cost("items", "image"))
     assert expected_bytes_per_unit(items, small) == pytest.approx(4000.0 + 64 * 4 + 64)
-
-
-def test_a_request_without_rows_may_be_the_only_one_measured() -> None:
-    footprint = Footprint(prior_bytes_per_unit=10.0)
-    footprint.record(0.0, 500.0)
-    assert footprint.predict_bytes(0.0) == 500.0
-    assert footprint.predict_bytes(4.0) > 500.0
-    footprint.record(8.0, 1300.0)
-    assert footprint.predict_bytes(8.0) == 1300.0

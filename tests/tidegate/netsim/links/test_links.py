@@ -253,6 +253,11 @@ def test_healing_a_blackhole_lets_new_bytes_through() -> None:
         (lambda: Alternation(every_s=1.0, for_s=2.0), "below every_s"),
         (lambda: LinkProfile(to_mbit=-1.0), "to_mbit"),
         (lambda: LinkProfile(loss=1.0), "loss"),
+        (lambda: LinkProfile(delay_ms=inf), "delay_ms must be a number"),
+        (lambda: Jitter("uniform", ms=inf), "ms must be a number"),
+        (lambda: Jitter("normal", ms=-1.0), "ms must be a number"),
+        (lambda: Jitter("pareto", ms=8.0, shape=0.0), "shape of 'pareto' jitter must be from 0.1 to 1000, not 0.0"),
+        (lambda: Jitter("lognormal", ms=8.0, shape=float("nan")), "shape of 'lognormal' jitter"),
         (lambda: LinkProfile(to_mbit=1.0, recording=CapacityRecording("a", "b")), "not both"),
     ],
 )
