@@ -141,7 +141,7 @@ class GatewaySupervisor:
     async def __aenter__(self) -> Self:
         async with self._stack:
             self._bind()
-            scratch = ScratchFolder.make("tidegate-gateway-")
+            scratch = ScratchFolder.make("tidegate-gw-")  # sockets lie there, whose paths may have some hundred bytes
             self._stack.callback(scratch.remove)
             self._folder = scratch.files
             self._stack.push_async_callback(self._kill_all)

@@ -365,7 +365,7 @@ async def test_a_fixed_model_that_is_damaged_meanwhile_does_not_keep_the_others_
         worker.kill()
         await until(lambda: [one.name for one in app.host.offers()] == ["one"] and app.host.ready())
         assert (await client.infer("one", tensors(3))).as_numpy("sum").tolist() == [[3.0]]
-        assert "two:1" in (states := await index(client)) and "is not an ONNX model" in states["two:1"][1]
+        assert "two:1" in (states := await index(client)) and "but the manifest names" in states["two:1"][1]
         with pytest.raises(InferenceServerException, match="'two' is not served by pool/pool for now"):
             await client.infer("two", tensors(3))
         artefact.write_bytes(right)
