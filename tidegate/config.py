@@ -23,6 +23,8 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from tidegate.storage.bounded_yaml import compose, construct
+
 SettingsT = TypeVar("SettingsT", bound="ProcessConfig")
 _MOST_VALUES: Final = 1_000_000  # of a file, with each alias counted as what it stands for
 
@@ -114,9 +116,9 @@ def _read(path: Path | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        loaded = yaml.load(
-            path.read_text(encoding="utf-8"), Loader=_ConfigurationLoader
-        )  # a SafeLoader that refuses more
+        root = _composed(path.read_text(encoding="utf-8"))
+        _refuse_equal_keys(root)
+        loaded = None if root is None else construct(root)
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -134,34 +136,34 @@ def _read(path: Path | None) -> dict[str, Any]:
     return {str(key): value for key, value in loaded.items()}
 
 
-class _ConfigurationLoader(yaml.SafeLoader):
-    """YAML takes the last of two equal keys and drops the other, and lets a few lines stand for millions of values.
+def _composed(text: str) -> yaml.Node | None:
+    """The root of a file that people write. Raises yaml.YAMLError, with the line that is wrong, and ValueError."""
+    try:
+        return compose(text, most_nodes=_MOST_VALUES)
+    except yaml.YAMLError:
+        yaml.compose(text, Loader=yaml.SafeLoader)  # libyaml shows no line, and this one does
+        raise
 
-    Both are looked at where nodes are composed: of what a merge (`<<`) brings, an own key replaces one, as it should.
+
+def _refuse_equal_keys(root: yaml.Node | None) -> None:
+    """YAML takes the last of two equal keys and drops the other. Raises yaml.YAMLError.
+
+    Of what a merge (`<<`) brings an own key replaces one, as it should.
     """
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._count = 0
-        self._counts: dict[yaml.Node, int] = {}  # of each node that is whole: how many values it is, with those in it
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        mark, alias, before = self.peek_event().start_mark, self.check_event(yaml.AliasEvent), self._count  # type: ignore[no-untyped-call]
-        node = super().compose_node(parent, index)
-        if node is None:
-            return None
-        if isinstance(node, yaml.MappingNode) and not alias:
-            _refuse_equal_keys(node)
-        if alias and node not in self._counts:
-            raise yaml.composer.ComposerError(None, None, "an alias within what it stands for", mark)
-        self._count += self._counts[node] if alias else 1
-        if self._count > _MOST_VALUES:
-            raise yaml.composer.ComposerError(None, None, f"more than {_MOST_VALUES} values, as aliases count", mark)
-        self._counts.setdefault(node, self._count - before)
-        return node
+    left, looked = [root], set[int]()
+    while left:
+        node = left.pop()
+        if node is None or id(node) in looked:  # aliases share their node
+            continue
+        looked.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            _refuse_equal_keys_of(node)
+            left += [one for pair in node.value for one in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            left += node.value
 
 
-def _refuse_equal_keys(node: yaml.MappingNode) -> None:
+def _refuse_equal_keys_of(node: yaml.MappingNode) -> None:
     seen: dict[tuple[str, str], int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":

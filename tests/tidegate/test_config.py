@@ -82,7 +82,7 @@ def test_a_bad_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) ->
         (b"name: !!bool x\n", "is not valid YAML: a value that cannot be read as its tag says: 'x'"),
         (b'http_port: !!int ""\n', "is not valid YAML: a value that cannot be read as its tag says"),
         (b"name: !!timestamp x\n", "is not valid YAML: a value that cannot be read as its tag says"),
-        (b"name: &a [*a]\n", "is not valid YAML: an alias within what it stands for"),
+        (b"name: &a [*a]\n", "is not valid YAML: line 1: the alias *a is of itself or of nothing"),
         (b"name: one\nhttp_port: 1\nname: two\n", "the key 'name' is there twice, first in line 1"),
         (b"nested: {retries: 1, retries: 2}\n", "the key 'retries' is there twice"),
     ],

@@ -20,9 +20,9 @@ class TooMuch(ValueError):
     """The document is too deep or too large; the text says which."""
 
 
-def compose(text: str) -> yaml.Node | None:
+def compose(text: str, *, most_nodes: int = MOST_NODES) -> yaml.Node | None:
     """The document's root node. Raises yaml.YAMLError and TooMuch."""
-    _check(text)
+    _check(text, most_nodes)
     return yaml.compose(text, Loader=Loader)
 
 
@@ -31,7 +31,7 @@ def construct(node: yaml.Node) -> Any:
     return yaml.SafeLoader("").construct_document(node)
 
 
-def _check(text: str) -> None:
+def _check(text: str, most_nodes: int) -> None:
     sizes: dict[str, int] = {}  # by anchor: how many nodes it stands for
     open_: list[tuple[str | None, int]] = []  # anchor, and the count before it
     count = 0
@@ -53,8 +53,8 @@ def _check(text: str) -> None:
                 sizes[event.anchor] = 1
         if len(open_) > MOST_DEEP:
             raise TooMuch(f"line {_line(event)}: it is more than {MOST_DEEP} levels deep")
-        if count > MOST_NODES:
-            raise TooMuch(f"line {_line(event)}: it has more than {MOST_NODES} values")
+        if count > most_nodes:
+            raise TooMuch(f"line {_line(event)}: it has more than {most_nodes} values, as aliases count")
 
 
 def _line(event: yaml.Event) -> int:
