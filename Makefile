@@ -45,6 +45,7 @@ MORE := $(shell echo $$(( $(CORES) + 1 )))
 MOST := $(shell echo $$(( $(CORES) + 2 )))
 TOGETHER := --dist loadfile --no-loadscope-reorder
 PARALLEL := -n $(CORES) $(TOGETHER)
+SLOWEST := --durations 20 --durations-min 5
 # Where tests of whole systems live (tests/conftest.py holds the marker to it), so that their run collects no others.
 WHOLE := tests/e2e tests/tidegate/testing
 BENCH_FLAGS ?=
@@ -81,7 +82,7 @@ run: setup ## Start broker, pool, edges and gateway, and say what to try. RUN_FL
 # others is run once more by itself, and named: it is either broken, and fails again, or it takes a busy machine for a
 # broken product, and is to be mended. Exit code 5 of pytest: none was chosen of this half, which is right where
 # TEST_FLAGS chose of the other. $(1): the half's name, $(2): how many processes, $(3): which tests.
-RUN_HALF = code=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) $(TEST_ORDER) -n $(2) $(TOGETHER) $(3) $(TEST_FLAGS) || code=$$?; \
+RUN_HALF = code=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) $(TEST_ORDER) -n $(2) $(TOGETHER) $(SLOWEST) $(3) $(TEST_FLAGS) || code=$$?; \
 	[ $$code -ne 1 ] || { echo "once more, each by itself:"; code=0; $(BIN)/python -m pytest -o cache_dir=.pytest_cache/$(1) \
 		-n 0 -p no:randomly --maxfail 3 --last-failed --last-failed-no-failures none $(3) $(TEST_FLAGS) || code=$$?; }
 

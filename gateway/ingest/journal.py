@@ -447,15 +447,18 @@ class IngestJournal:
 
     # expiry, and what operators read
 
-    def sweep(self, db: sqlite3.Connection, now_s: float, utc_s: float | None = None) -> None:
-        """Delete expired rows: ids and answers after seven days; jobs fail after one."""
+    def sweep(self, db: sqlite3.Connection, now_s: float, utc_s: float | None = None) -> bool:
+        """Delete expired rows: ids and answers after seven days; jobs fail after one. True: there may be more."""
+        most = 0
         for table in ("seen", "answers"):
-            db.execute(
+            deleted = db.execute(
                 f"DELETE FROM {table} WHERE (device, id) IN "
                 f"(SELECT device, id FROM {table} WHERE at_s < ? LIMIT {_SWEEP})",
                 (now_s - WINDOW_S,),
-            )
-        for row in db.execute("SELECT * FROM jobs WHERE taken_s < ? LIMIT ?", (now_s - JOB_S, _SWEEP)).fetchall():
+            ).rowcount
+            most = max(most, deleted)
+        failing = db.execute("SELECT * FROM jobs WHERE taken_s < ? LIMIT ?", (now_s - JOB_S, _SWEEP)).fetchall()
+        for row in failing:
             job = _job(row, b"")
             why = f"nobody could compute it for {JOB_S / 3600:.0f} hours"
             self.answer(db, job, DeferredAnswer(job.id, code="nothing_alive", why=why), "", b"", now_s, utc_s)
@@ -464,6 +467,7 @@ class IngestJournal:
             (now_s - WINDOW_S,),
         )
         self.keep_time(db, now_s, now_s if utc_s is None else utc_s)
+        return max(most, len(failing)) == _SWEEP
 
     def records(self, db: sqlite3.Connection, after: int, limit: int) -> list[sqlite3.Row]:
         return db.execute("SELECT * FROM records WHERE seq > ? ORDER BY seq LIMIT ?", (after, limit)).fetchall()

@@ -53,6 +53,7 @@ MAX_OF_ONE: Final = 64
 MAX_BATCH: Final = 64
 BUSY_S: Final = 15.0
 SWEEP_S: Final = 300.0
+_NEXT_SWEEP_S: Final = 1.0
 _ROOM: Final = MAX_MESSAGE_BYTES - 2048  # bytes of answers in one receipt, base64 included
 _PAGE_BYTES: Final = 4096
 _OVERHEAD: Final = 3
@@ -169,7 +170,7 @@ class Ingest:
 
     async def _pause(self) -> None:
         try:
-            async with asyncio.timeout(SWEEP_S):
+            async with asyncio.timeout(max(0.0, self._sweep_at - clock.now())):
                 await self._news.wait()
         except TimeoutError:
             pass
@@ -370,9 +371,11 @@ class Ingest:
         self._sweep_at = clock.now() + SWEEP_S
         now_s, utc_s = self._now_s(), clock.utc_s()
         try:
-            await self._database.run(lambda db: self.journal.sweep(db, now_s, utc_s))
+            more = await self._database.run(lambda db: self.journal.sweep(db, now_s, utc_s))
         except DatabaseUnavailable:
             return  # the database has logged it
+        if more:  # a busy fleet's ids expire faster than one sweep in five minutes deletes; items wait for each
+            self._sweep_at = clock.now() + _NEXT_SWEEP_S
 
     # for `deferred.py`
 

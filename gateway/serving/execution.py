@@ -68,9 +68,9 @@ from gateway.core.request.machine import (
 )
 from gateway.core.request.resumption import Resumption
 from gateway.serving.attempt_tokens import AttemptTokens, BeginningJudge, UnreadTokens
+from gateway.serving.cache_salt import under_tenant
 from gateway.serving.context import DispatchContext
 from gateway.serving.continued_generation import continued_request, joined_response, response_so_far
-from gateway.serving.tenant_salt import under_tenant
 from gateway.serving.work_estimate import tensor_bytes
 from gateway.targets.site import SiteTarget
 from tidegate import clock

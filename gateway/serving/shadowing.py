@@ -46,9 +46,9 @@ from gateway.core.fleet.fleet import AnswerDrift
 from gateway.core.fleet.offer_index import Offer
 from gateway.core.placement.ask import Ask
 from gateway.core.placement.placer import Placer
+from gateway.serving.cache_salt import under_tenant
 from gateway.serving.compared_run import ComparedRun, tokens_of
 from gateway.serving.disagreements import Disagreements
-from gateway.serving.tenant_salt import under_tenant
 from gateway.serving.work_estimate import AskBuilder, ManifestOf
 from gateway.targets.target import Target
 from tidegate import clock

@@ -19,7 +19,7 @@ from msgspec import Meta
 from tidegate.generate.json_schema import MAX_BYTES as MAX_SCHEMA_BYTES
 from tidegate.generate.json_schema import BadSchema, check_schema_text
 from tidegate.generate.request import MAX_LOGPROBS, MAX_STOP_TOKENS, GenerateRequest, Sampling
-from tidegate.generate.unserved import unserved_name
+from tidegate.generate.unserved_parameters import unserved_name
 from tidegate.models.generative import Generative
 from tidegate.oip.content_limits import ContentLimits
 from tidegate.oip.generation.bounds import output_tokens

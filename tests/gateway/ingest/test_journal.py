@@ -158,6 +158,15 @@ def test_a_job_without_an_answer_fails_after_a_day_and_all_is_forgotten_after_se
     assert journal.usage(db)["remembered"] == 0
 
 
+def test_a_sweep_says_whether_it_left_something_for_the_next(db: sqlite3.Connection) -> None:
+    busy = IngestJournal(max_bytes=2**24, max_seen=10_000)
+    for number in range(2500):
+        assert busy.take(db, thing(number), NOW_S) is None
+    after_s = NOW_S + WINDOW_S + 1
+    assert [busy.sweep(db, after_s) for _ in range(3)] == [True, True, False]
+    assert busy.usage(db)["remembered"] == 0
+
+
 @pytest.mark.parametrize("kind", ["request", "result"])
 def test_an_item_that_another_gateway_went_on_with_can_come_back(
     db: sqlite3.Connection, journal: IngestJournal, kind: Kind

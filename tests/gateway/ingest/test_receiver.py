@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gateway.ingest import receiver
+from gateway.ingest import journal, receiver
+from gateway.ingest.journal import SCHEMA, IngestJournal
 from gateway.ingest.receiver import Ingest
 from gateway.ingest.shared_items import SharedItem
 from tidegate import clock
 from tidegate.fleet.stored import Forwarded, Receipt, encode_stored
-from tidegate.storage.database import DatabaseFull, DatabaseUnavailable
+from tidegate.storage.database import DatabaseFull, DatabaseUnavailable, connect
 
 DAY_S = 86_400.0
 
@@ -99,6 +101,18 @@ class OneGatewaysStore:
     async def done(self, items: Sequence[tuple[str, str]]) -> None:
         for _, id in items:
             self.items.pop(id, None)
+
+
+async def test_more_than_one_sweep_deletes_goes_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(connect(tmp_path / "ingest.db", SCHEMA)) as db:
+        before = IngestJournal(max_bytes=2**24, max_seen=10_000)
+        for number in range(2500):
+            before.take(db, Forwarded("a", f"{number:032x}", "result", 0, b"x", model="m"), clock.utc_s())
+    monkeypatch.setattr(journal, "WINDOW_S", -60.0)  # all are old
+    async with Ingest(tmp_path / "ingest.db", "main", max_bytes=2**24, max_seen=10_000) as ingest:
+        async with asyncio.timeout(60.0):
+            while (await ingest.state())["remembered"]:
+                await clock.sleep(0.1)
 
 
 def sharing(folder: Path, store: OneGatewaysStore) -> Ingest:

@@ -32,7 +32,7 @@ from tidegate.generate.request import (
     ids_tensor,
 )
 from tidegate.generate.text.text_side import TextSide, TextSides, check_room
-from tidegate.generate.unserved import unserved_name
+from tidegate.generate.unserved_parameters import unserved_name
 from tidegate.generate.usage import Usage, usage_parameters
 from tidegate.models.manifest import Manifest
 from tidegate.oip.content_limits import ContentLimits

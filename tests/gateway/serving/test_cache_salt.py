@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from gateway.serving.tenant_salt import under_tenant
+from gateway.serving.cache_salt import under_tenant
 from tests.support.gateway.edge_pair import edge_pair
 from tests.support.models.talking import talker_repository
 from tidegate.generate.request import CACHE_SALT_KEY, GenerateRequest, infer_request
