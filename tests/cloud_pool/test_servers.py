@@ -68,14 +68,13 @@ def test_keys_that_do_not_go_with_several_servers_are_named(keys: dict[str, Any]
 
 
 def test_a_port_that_is_taken_is_found_before_any_server_starts() -> None:
+    first = free_ports(2)
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", first + 1))
         taken.listen(1)
-        port = int(taken.getsockname()[1])
-        config = load(PoolConfig, servers=2, host="127.0.0.1", grpc_port=port - 1)
         with pytest.raises(StartError) as refused:
-            check_ports(config)
-    assert f"key 'grpc_port' = {port - 1}: pool-1 cannot listen on 127.0.0.1:{port}" in str(refused.value)
+            check_ports(load(PoolConfig, servers=2, host="127.0.0.1", grpc_port=first))
+    assert f"key 'grpc_port' = {first}: pool-1 cannot listen on 127.0.0.1:{first + 1}" in str(refused.value)
 
 
 def test_a_gpus_memory_for_vllm_is_divided() -> None:
