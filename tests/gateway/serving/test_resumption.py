@@ -379,6 +379,7 @@ async def lives(seeds: range) -> tuple[int, dict[str, int]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # a minute of a core, of which a busy machine gives a fifth
 def test_ten_thousand_mishaps_lose_and_double_no_token() -> None:
     befell, ends = run(lives(range(8000)))
     assert befell >= 10_000
