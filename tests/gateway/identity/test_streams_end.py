@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.support.certificates import FleetPki
 from tests.support.gateway.app import Far, configured, until
 from tests.support.gateway.guarded import Keys, guarded, keys_in
 from tests.support.serving.oip_calls import STREAM
+from tests.support.stream_end import HOUR_S, TimeOfDay, ended_s, time_of_day
 from tidegate import clock
 from tidegate.caller import Grant
 from tidegate.link.service import LinkService
@@ -35,9 +35,10 @@ from tidegate.servers.http_server import open_http_server
 
 pytestmark = pytest.mark.slow
 WITHIN_S = 1.0
-# Of the machine that runs the tests: what it may stand still in the middle of the second.
+# Of the machine that runs the tests: what it may take for the rest.
 SLACK_S = 0.3
 ID = "edge/attic"
+__all__ = ["time_of_day"]  # a fixture
 
 
 def dialling(address: str, *, tls: Tls | None = None, key: str = "") -> GatewayDialler:
@@ -45,17 +46,6 @@ def dialling(address: str, *, tls: Tls | None = None, key: str = "") -> GatewayD
     link = LinkService(far.host, name=ID, epoch=lambda: 1, offers=lambda: far.offers, load=far.load)
     named = "gateway/main" if tls else ""
     return GatewayDialler(link, DialPlan("always"), {address: named}, dict, tls=tls, draw=lambda: 0.5, key=key)
-
-
-async def ended_s(after: Callable[[], object], ending: Awaitable[object]) -> float:
-    """Seconds from `after` to the end of what `ending` awaits, which goes on before."""
-    waiting = asyncio.ensure_future(ending)
-    await clock.sleep(1.6)
-    assert not waiting.done(), "it goes on while its credential is good"
-    after()
-    began_at = clock.now()
-    await asyncio.wait_for(waiting, 10.0)
-    return clock.now() - began_at
 
 
 async def cut(response: aiohttp.ClientResponse) -> None:
@@ -94,15 +84,15 @@ async def test_an_operators_stream_ends_with_its_key(tmp_path: Path, path: str, 
             assert again.status in (401, 403)
 
 
-async def test_an_operators_stream_ends_when_its_key_expires(tmp_path: Path) -> None:
+async def test_an_operators_stream_ends_when_its_key_expires(tmp_path: Path, time_of_day: TimeOfDay) -> None:
     keys = keys_in(tmp_path)
-    keys.add("short", Grant("ops", rights=("admin",)), expires_in_s=4.0)
+    keys.add("short", Grant("ops", rights=("admin",)), expires_in_s=HOUR_S)
     async with guarded(tmp_path, keys, admin_host="0.0.0.0") as (gateway, session, _, _far):
         admin = gateway.addresses["admin"].replace("0.0.0.0", "127.0.0.1")
         async with session.get(admin + "/console/live", headers=keys.headers("short")) as response:
-            await asyncio.wait_for(cut(response), 8.0)
-        left_s = (keys.records["short"].expires_at or 0.0) - clock.utc_s()
-        assert -(WITHIN_S + SLACK_S) < left_s <= 0.0
+            left_s = (keys.records["short"].expires_at or 0.0) - clock.utc_s()
+            time_of_day.passes(left_s - 60.0)
+            assert await ended_s(lambda: time_of_day.passes(60.0), cut(response)) < WITHIN_S + SLACK_S
 
 
 async def test_a_stream_of_inference_that_is_silent_ends_with_its_key(tmp_path: Path) -> None:
@@ -133,21 +123,20 @@ async def test_a_devices_stream_ends_with_its_key_and_others_go_on(tmp_path: Pat
 
 
 async def test_a_devices_stream_ends_with_its_certificate(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, time_of_day: TimeOfDay
 ) -> None:
     pki = FleetPki(tmp_path_factory.mktemp("pki"))
     tls = pki.config("gateway/main").model_dump(exclude_none=True)
-    async with Gateway(configured(tmp_path, name="main", tls=tls, link_port=0)) as gateway:
-        began_at = clock.utc_s()
-        async with dialling(gateway.addresses["link"], tls=pki.ending_in(ID, 6.0)):
-            await until(lambda: gateway.host.model_ready("echo"))
-            assert clock.utc_s() < began_at + 4.9
-            await clock.sleep(began_at + 4.9 - clock.utc_s())
-            assert gateway.host.model_ready("echo"), "it goes on as long as its certificate is good"
-            with capture_logs() as logs:
-                await until(lambda: not gateway.host.model_ready("echo"), 10.0)
-            assert clock.utc_s() - began_at < 6.0 + WITHIN_S + SLACK_S
-            assert any("certificate has expired" in str(one.get("reason")) for one in logs)
+    async with (
+        Gateway(configured(tmp_path, name="main", tls=tls, link_port=0)) as gateway,
+        dialling(gateway.addresses["link"], tls=pki.ending_in(ID, HOUR_S)),
+    ):
+        await until(lambda: gateway.host.model_ready("echo"))
+        time_of_day.passes(HOUR_S - 60.0)  # it goes on as long as its certificate is good
+        gone = until(lambda: not gateway.host.model_ready("echo"))
+        with capture_logs() as logs:
+            assert await ended_s(lambda: time_of_day.passes(60.0), gone) < WITHIN_S + SLACK_S
+        assert any("certificate has expired" in str(one.get("reason")) for one in logs)
 
 
 def stored(folder: Path) -> tuple[ArtifactStore, str]:
@@ -177,23 +166,22 @@ async def test_a_download_ends_with_its_key(tmp_path: Path) -> None:
 
 
 async def test_a_download_ends_with_the_devices_certificate_and_a_new_one_goes_on(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, time_of_day: TimeOfDay
 ) -> None:
     pki = FleetPki(tmp_path_factory.mktemp("pki"))
     tls = pki.config("gateway/main").model_dump(exclude_none=True)
     _, digest = stored(tmp_path / "store")
     section = {"folder": tmp_path / "store", "port": 0, "bytes_per_s": 300_000.0}
     config = configured(tmp_path, name="main", tls=tls, artifacts=section, mqtt="mqtts://localhost:9")
+    ending, renewed = pki.ending_in(ID, HOUR_S).client_context(), pki.tls(ID).client_context()
     async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
         url = f"{gateway.addresses['artifacts']}/artifacts/sha256/{digest}"
-        began_at = clock.utc_s()
         with capture_logs() as logs:
-            async with session.get(url, ssl=pki.ending_in(ID, 4.0).client_context()) as response:
+            async with session.get(url, ssl=ending) as response:
                 assert response.status == 200
-                await asyncio.wait_for(cut(response), 10.0)
-        ended_at = clock.utc_s() - began_at
-        assert 2.9 < ended_at < 4.0 + WITHIN_S + SLACK_S, "as long as its certificate is good, and no longer"
+                time_of_day.passes(HOUR_S - 60.0)
+                assert await ended_s(lambda: time_of_day.passes(60.0), cut(response)) < WITHIN_S + SLACK_S
         assert any("certificate has expired" in str(one.get("reason")) for one in logs)
         going_on = {"Range": "bytes=4000000-"}
-        async with session.get(url, headers=going_on, ssl=pki.tls(ID).client_context()) as rest:
+        async with session.get(url, headers=going_on, ssl=renewed) as rest:
             assert rest.status == 206 and len(await rest.read()) == 4 * 2**20 - 4_000_000
