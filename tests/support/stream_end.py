@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Self
+from typing import Final
 
 import pytest
 
+from tests.support.lost_time import LostTime
 from tidegate import clock
-from tidegate.runtime.owned_task import OwnedTask
 
 HOUR_S: Final = 3600.0
-_TICK_S: Final = 0.01
 _LOOKED_S: Final = 1.6  # a stream is looked at each second
 
 
@@ -38,35 +37,6 @@ def time_of_day(monkeypatch: pytest.MonkeyPatch) -> TimeOfDay:
     own = TimeOfDay()
     monkeypatch.setattr(clock, "utc_s", own.utc_s)
     return own
-
-
-class LostTime:
-    """Within, adds up by how much its ticks came late: what the machine did meanwhile, it did not do here."""
-
-    def __init__(self) -> None:
-        self.s = 0.0
-        self._due_at = 0.0
-        self._task = OwnedTask(self._run, name="lost time", crash_means="no time is found to be lost")
-
-    async def __aenter__(self) -> Self:
-        self._due_at = clock.now() + _TICK_S
-        self._task.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._look()
-        await self._task.aclose()
-
-    async def _run(self) -> None:
-        while True:
-            await clock.sleep(_TICK_S)
-            self._look()
-
-    def _look(self) -> None:
-        late_s = clock.now() - self._due_at
-        if late_s > _TICK_S:  # less is the loop's own way of turning
-            self.s += late_s
-        self._due_at = clock.now() + _TICK_S
 
 
 async def ended_s(after: Callable[[], object], ending: Awaitable[object]) -> float:
