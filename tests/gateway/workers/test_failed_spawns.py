@@ -38,7 +38,7 @@ REASON = f"could not be started: [Errno {errno.EAGAIN}] {os.strerror(errno.EAGAI
 SERVES_UNTIL_TOLD = """
 import select, signal, socket, sys, time
 end = socket.socket(fileno=int(sys.argv[1]))
-signal.signal(signal.SIGUSR1, lambda *_: [None for _ in iter(int, 1)])  # hangs
+signal.signal(signal.SIGUSR1, lambda *_: time.sleep(1000))  # hangs
 end.sendall(bytes.fromhex(sys.argv[2]))
 spoke_at = time.monotonic()
 while True:
@@ -117,7 +117,7 @@ def _members(gateway: GatewaySupervisor) -> dict[str, Member]:
 
 
 async def _until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while not holds():
             await clock.sleep(0.01)
 
