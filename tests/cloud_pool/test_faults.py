@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,13 @@ from tidegate.arrays import array_to_tensor
 from tidegate.config import load
 from tidegate.models.manifest import Batching
 from tidegate.models.repository import Repository, save_manifest
-from tidegate.outcome import InternalError
+from tidegate.outcome import DeadlineExceeded, InternalError, Overloaded
+from tidegate.runtime.starvation import starved_s
 from tidegate.types import Call, Datatype, InferRequest, Reply
 
 pytestmark = pytest.mark.slow
+CALLERS = 20  # who wait a fifth of a second for company, and so ask a hundred times a second
+STARVED_S = 0.25
 
 
 @asynccontextmanager
@@ -63,12 +67,23 @@ def _is_worker(process: psutil.Process) -> bool:
         return False
 
 
+def recycled(logs: list[Any]) -> list[Any]:
+    return [entry for entry in logs if entry["event"] == "worker recycled"]
+
+
 def worker() -> psutil.Process:
     (child,) = workers()
     return child
 
 
-async def test_one_poisoned_request_in_a_batch_fails_alone_and_is_found_by_halving(tmp_path: Path) -> None:
+async def test_one_poisoned_request_in_a_batch_fails_alone_and_is_found_by_halving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nominal(*_: object, **__: object) -> tuple[tuple[float, float], ...]:
+        # What is grouped depends on the measured table; a busy machine's may find that eight together do not pay.
+        return (1.0, 0.002), (8.0, 0.003), (64.0, 0.006)
+
+    monkeypatch.setattr("cloud_pool.workers.supervisor.measure", nominal)
     async with pool(tmp_path) as app:
         with capture_logs() as logs:
             fills = [BAD_ID if place == 5 else place + 1 for place in range(8)]
@@ -77,7 +92,7 @@ async def test_one_poisoned_request_in_a_batch_fails_alone_and_is_found_by_halvi
         assert isinstance(results[5], InternalError)
         (statistics,) = app.host.statistics()
         sizes = {rows: tally.count for rows, tally in statistics.batches.items()}
-        # Of a batch of 8 one half is good, a quarter, and the neighbour; a pool whose warm-up was disturbed makes two.
+        # Of a batch of 8 one half is good, a quarter, and the neighbour; of two it is one more.
         assert sum(sizes.values()) <= 4
         assert sum(rows * count for rows, count in sizes.items()) == 7
         assert [entry["event"] for entry in logs] == ["a batch failed; its members are tried in smaller ones"]
@@ -121,20 +136,26 @@ async def test_a_worker_is_recycled_under_load_and_no_more_than_one_in_two_hundr
         before = {one.pid for one in workers()}
         assert app.steward is not None
         outcomes = list[bool]()
+        numbers = count()
 
-        async def caller(number: int) -> None:
-            await clock.sleep(0.01 * number)
-            try:
-                await ask(app, number % 900 + 1, budget_s=1.0)
-            except Exception:
-                outcomes.append(False)
-            else:
-                outcomes.append(True)
+        async def caller() -> None:
+            while len(outcomes) < 600 or len(recycled(logs)) < 2:
+                starved_before_s = starved_s(os.getpid())
+                try:
+                    await ask(app, next(numbers) % 900 + 1, budget_s=1.0)
+                except (DeadlineExceeded, Overloaded):
+                    # What had to wait for a core here says nothing about the pool.
+                    if starved_s(os.getpid()) - starved_before_s < STARVED_S:
+                        outcomes.append(False)
+                except Exception:
+                    outcomes.append(False)
+                else:
+                    outcomes.append(True)
 
         with capture_logs() as logs:
-            await asyncio.gather(*[caller(number) for number in range(600)])
-        recycled = [entry for entry in logs if entry["event"] == "worker recycled"]
-        assert len(recycled) >= 2
-        assert all(entry["reason"].startswith("served: ") for entry in recycled)
+            async with asyncio.timeout(120.0):
+                await asyncio.gather(*[caller() for _ in range(CALLERS)])
+        assert len(recycled(logs)) >= 2
+        assert all(entry["reason"].startswith("served: ") for entry in recycled(logs))
         assert {one.pid for one in workers()} != before
         assert outcomes.count(False) <= 0.005 * len(outcomes), logs
