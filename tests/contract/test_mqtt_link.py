@@ -193,7 +193,10 @@ async def test_the_socket_does_not_wait_for_company(broker: BrokerProcess) -> No
 async def test_a_slow_reader_of_a_flood_keeps_the_newest_of_each_topic(broker: BrokerProcess) -> None:
     """(10): the callback only hands over, so a reader that is busy elsewhere costs neither memory nor the keepalive."""
     here = topic()
-    async with tapped(broker.url, f"{here}/+", qos=0, max_inbox=100) as reader, tapped(broker.url) as speaker:
+    async with (
+        tapped(broker.url, f"{here}/+", qos=0, max_inbox=100) as reader,
+        tapped(broker.url, ack_timeout_s=60.0) as speaker,  # its last word is acknowledged behind all others
+    ):
         reader.look()
         for index in range(3000):
             while not speaker.link.publish(f"{here}/{index % 7}", b"%d" % index, qos=0):
