@@ -20,6 +20,7 @@ import pytest
 
 from tests.bench.fault_rows import broker, devices, links, lives, stalls, workers
 from tests.bench.open_loop import Answer, ids_of
+from tests.e2e.conftest import MENDED_WITHIN_S
 from tests.e2e.stack import eventually
 from tests.support.faults.matrix import Matrix
 from tests.support.faults.matrix_rules import holds_whatever_breaks
@@ -41,6 +42,7 @@ pytestmark = [
 POOL, EDGE = links.POOL, "edge/device-1"
 LEAST_COSINE = 0.98  # int8 to fp32 is 0.990 or better for the texts of this cast, and two different ones 0.945 or less
 BATCH = (64, 32)  # rows and tokens of a request that fills a batch of the pool
+PATIENT_MS = 20e3
 ONLOOKERS = 8  # rows of those who ask how long the queue is, and may be computed before they have left again
 ROWS = {
     trial.row.number: trial.row
@@ -84,9 +86,11 @@ def answers_are_right(matrix: Matrix, models: Path) -> Right:
     return check
 
 
-def played(matrix: Matrix, number: str, during_s: float, *, after_s: float = 1.5) -> Seen:
+def played(
+    matrix: Matrix, number: str, during_s: float, *, after_s: float = 1.5, budget_ms: float | None = None
+) -> Seen:
     row = replace(
-        ROWS[number], budget_ms=None, before_s=1.0, during_s=during_s, after_s=after_s, recover_s=0.0, load=1.0
+        ROWS[number], budget_ms=budget_ms, before_s=1.0, during_s=during_s, after_s=after_s, recover_s=0.0, load=1.0
     )
     seen = matrix.run(row)
     eventually(lambda: idle(matrix), 30.0, "nothing is under way")
@@ -172,7 +176,7 @@ def test_a_crashed_worker_of_the_pool_loads_its_model_again_and_only_its_batch_i
     answers_are_right(seen)
     assert all_but_a_tenth(short(seen)), seen.during.statuses()
     assert max(sum(step.what == "launched" for step in flight.steps) for flight in seen.flights) <= 3
-    eventually(lambda: serves_long(matrix), 20.0, "the pool answers what only it can")
+    eventually(lambda: serves_long(matrix), MENDED_WITHIN_S, "the pool answers what only it can")
     assert workers.worker_of(matrix).pid != worker
     assert sum("worker lost" in line for line in seen.logs["pool"].splitlines()) == 1
 
@@ -183,7 +187,7 @@ def test_a_hung_worker_of_the_pool_is_given_up_and_replaced(matrix: Matrix, answ
     holds_whatever_breaks(seen)
     answers_are_right(seen)
     assert all_but_a_tenth(short(seen)), seen.during.statuses()
-    eventually(lambda: serves_long(matrix), 20.0, "the pool answers what only it can")
+    eventually(lambda: serves_long(matrix), MENDED_WITHIN_S, "the pool answers what only it can")
     assert workers.worker_of(matrix).pid != worker
     assert not psutil.pid_exists(worker), "what hung is gone"
 
@@ -216,7 +220,8 @@ def test_workers_of_edges_that_stop_computing_cost_no_answer_and_are_replaced(
 def test_a_gateway_that_is_told_to_stop_answers_whoever_is_under_way_and_rightly(
     matrix: Matrix, answers_are_right: Right
 ) -> None:
-    seen = played(matrix, "23a", 3.0)
+    # With time for it: on a busy machine some of them would be late without a stop, too.
+    seen = played(matrix, "23a", 3.0, budget_ms=PATIENT_MS)
     answers_are_right(seen)
     assert set(lives.under_way(seen)) <= {200}
     eventually(lambda: any(one.status == 200 for one in matrix.calm().answers), 60.0, "its successor serves")
