@@ -81,7 +81,7 @@ async def gateway() -> AsyncIterator[Doors]:
     far = Far("pool/main")
     with tempfile.TemporaryDirectory() as folder, capture_logs() as logs:
         async with running(far), Gateway(configured(Path(folder), far_target(far))) as found:
-            await found.static_targets_tried(5.0)
+            await found.static_targets_tried(30.0)
             http, at = found.addresses["http"], found.addresses["grpc"]
             async with _doors(http, Servers(FakeHost(), http, at), logs) as doors:
                 yield doors

@@ -87,7 +87,7 @@ async def answering(folder: Path) -> AsyncIterator[tuple[Gateway, AnyModel]]:
         running(far),
         Gateway(GatewayConfig(model_repository=models, targets=(target(far),), **ports)) as gateway,
     ):
-        await gateway.static_targets_tried(5.0)
+        await gateway.static_targets_tried(30.0)
         yield gateway, far
 
 

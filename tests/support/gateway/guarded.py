@@ -82,5 +82,5 @@ async def guarded(
     async with running(far):
         config = configured(folder, target(far), auth={"keys_file": keys.path, **(auth or {})}, **more)
         async with Gateway(config) as gateway, aiohttp.ClientSession() as session:
-            await gateway.static_targets_tried(5.0)
+            await gateway.static_targets_tried(30.0)
             yield gateway, session, keys, far
