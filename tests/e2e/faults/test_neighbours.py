@@ -134,7 +134,9 @@ def _wait_until_they_ask(site: Site) -> None:
     eventually(lambda: not any(site.two.helped_by().values()), 60.0, f"kiosk-2 can ask\n{logs()}")
     eventually(lambda: len(site.two.helped_by()) == 2, 60.0, "kiosk-2 knows both")
     # A device that starts again answers before all of its models are warm, and tells of each with its load.
-    eventually(lambda: "slow" in site.one.models_of("edge/kiosk-2"), 60.0, "kiosk-1 knows what kiosk-2 has")
+    eventually(lambda: len(site.one.models_of("edge/kiosk-2")) == 3, 60.0, "kiosk-1 knows what kiosk-2 has")
+    eventually(lambda: site.two.models_of("edge/kiosk-1") == ["encoder"], 60.0, "kiosk-2 knows what kiosk-1 has")
+    eventually(lambda: site.two.models_of("edge/depot") == ["deep"], 60.0, "and what the depot has")
 
 
 def _keys(folder: Path, broker: str) -> Iterator[tuple[str, dict[str, Any]]]:
