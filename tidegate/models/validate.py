@@ -390,6 +390,10 @@ def _sequence(manifest: Manifest) -> Iterator[str]:
             yield f"sequence.state_inputs: {name!r} and {output!r} must have one datatype and shape"
     if manifest.cost.input in kept.state_inputs:
         yield f"cost.input: {manifest.cost.input!r} is a state, which not every request brings"
+    for index, variant in enumerate(manifest.variants):
+        if "edge" in variant.where:  # each step would be the first there
+            key = f"variants[{index}] ({variant.name}).where"
+            yield f"{key}: pools alone keep the state of sequences; leave out edge, or the section 'sequence'"
 
 
 def _confidence(manifest: Manifest) -> Iterator[str]:

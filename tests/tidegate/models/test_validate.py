@@ -19,6 +19,7 @@ from tidegate.models.manifest import (
     TensorSpec,
     Text,
     Variant,
+    Where,
 )
 from tidegate.models.validate import file_name_problem, name_problem, problems
 from tidegate.types import Datatype
@@ -210,7 +211,8 @@ STATE = TensorSpec("h", Datatype.FP32, ("batch", 4), optional=True)
 
 
 def remembering(state_inputs: dict[str, str], **how: Any) -> Manifest:
-    return changed(inputs=(IDS, MASK, STATE), sequence=Stateful(state_inputs, **how))
+    in_pools = msgspec.structs.replace(VARIANT, where=("pool",))
+    return changed(inputs=(IDS, MASK, STATE), sequence=Stateful(state_inputs, **how), variants=(in_pools,))
 
 
 def test_a_model_may_remember() -> None:
@@ -232,3 +234,11 @@ def test_a_model_may_remember() -> None:
 )
 def test_what_a_model_cannot_remember_is_named(manifest: Manifest, words: str) -> None:
     assert any(words in problem for problem in problems(manifest)), problems(manifest)
+
+
+@pytest.mark.parametrize("where", [("edge",), ("edge", "pool")])
+def test_a_model_that_remembers_has_no_variant_for_devices_which_keep_no_state(where: tuple[Where, ...]) -> None:
+    pools = remembering({"h": "vector"})
+    on_devices = msgspec.structs.replace(VARIANT, name="other", where=where)
+    (problem,) = problems(msgspec.structs.replace(pools, variants=(*pools.variants, on_devices)))
+    assert problem.startswith("variants[1] (other).where: pools alone keep the state of sequences")
