@@ -107,7 +107,7 @@ class Catalog:
         versions = [one.version for one in self._sorted if one.name == name]
         if versions:
             return f"model {name!r} has no version {version!r}; it has {', '.join(versions)}"
-        names = ", ".join(sorted({one.name for one in self._sorted})) or "none"
+        names = ", ".join(sorted({one.name for one in self._sorted if one.half is None})) or "none"
         return f"no model is called {name!r}; known models: {names}"
 
     def __repr__(self) -> str:

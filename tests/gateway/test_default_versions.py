@@ -26,7 +26,8 @@ from tests.support.gateway.fleets import fleet_of, offer, spec
 from tests.support.models.tiny_models import double_manifest
 from tidegate import clock
 from tidegate.fleet.offers import ModelState
-from tidegate.outcome import NothingAlive
+from tidegate.models.split.layer_split import SplitHalf
+from tidegate.outcome import ModelNotFound, NothingAlive
 from tidegate.types import Call, InferRequest, InferResponse, Reply
 
 T = TypeVar("T")
@@ -366,3 +367,9 @@ def test_what_is_named_and_not_served_is_refused_with_its_name() -> None:
     one = world(("edge/a", "1"), shipped=("2",))
     with pytest.raises(NothingAlive, match="version 2"):
         one.ask(0.5, "2")
+
+
+def test_the_models_that_a_mistaken_name_is_told_have_no_halves_of_cut_ones() -> None:
+    half = replace(ONE, name=f"{ONE.name}.head-1", half=SplitHalf(ONE.name, "head"))
+    with pytest.raises(ModelNotFound, match=rf"known models: {ONE.name}\Z"):
+        Catalog([ONE, half]).manifest("mistaken")

@@ -32,7 +32,7 @@ from tidegate.models.manifest import (
     Variant,
 )
 from tidegate.models.pipeline_check import pipeline_problems
-from tidegate.models.split.layer_split import split_problems
+from tidegate.models.split.layer_split import UNCUT, split_problems
 from tidegate.priority import LAST_LEVEL
 from tidegate.types import Datatype
 
@@ -119,7 +119,7 @@ def _split(manifest: Manifest) -> Iterator[str]:
         for role, name in (("head", cut.head), ("tail", cut.tail)):
             if problem := name_problem(name):
                 yield f"split.cuts[{index}].{role}: {problem}"
-    for key in ("generative", "sequence", "pipeline", "half"):
+    for key in UNCUT:
         if getattr(manifest, key) is not None:
             yield f"split: a model with the key {key!r} is not cut; leave one of them out"
 

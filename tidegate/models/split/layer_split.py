@@ -25,6 +25,7 @@ import msgspec
 
 Activation = Literal["fp32", "fp16", "int8"]
 MOST_CUTS: Final = 16  # each is weighed for each request
+UNCUT: Final = ("generative", "sequence", "pipeline", "half")  # keys of manifests whose models are not cut
 
 
 class SplitTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

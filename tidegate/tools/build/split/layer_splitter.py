@@ -34,7 +34,7 @@ from tidegate.models.digest import sha256_of
 from tidegate.models.example import example_arrays
 from tidegate.models.manifest import Batching, Cost, Manifest, Quality, TensorSpec, Variant, Where
 from tidegate.models.repository import Repository, save_manifest
-from tidegate.models.split.layer_split import Activation, LayerSplit, SplitCut, SplitHalf, SplitTimes
+from tidegate.models.split.layer_split import UNCUT, Activation, LayerSplit, SplitCut, SplitHalf, SplitTimes
 from tidegate.tools.build.draft import batch_axis, mask_of, row_axis
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.evaluate.measure import cosines, interleaved_s, top1
@@ -123,7 +123,7 @@ def split_layers(
 
 
 def _check_can_be_cut(manifest: Manifest) -> None:
-    for key in ("generative", "sequence", "half"):
+    for key in UNCUT:  # first of all: halves of a model that may have none would stay without it
         if getattr(manifest, key) is not None:
             raise BuildError(f"{manifest.name}: a model with the key {key!r} is not cut")
     rows, row = batch_axis(manifest), row_axis(manifest)
@@ -162,27 +162,26 @@ class _LayerSplitter:
             report, pair = self._built(cut, number, edges, whole, feeds, truth)
             reports.append(report)
             halves.extend(pair)
-        before = manifest.split
         split = LayerSplit(tuple(report.cut for report in reports))
         manifest = msgspec.structs.replace(manifest, split=split)
         for half in halves:
             _write(self._repository.root, half)
         with model_lock(self._repository.root, manifest.name):
             save_manifest(self._repository.folder(manifest), manifest)
-        self._remove_others(before, split)
+        self._remove_others(split)
         if options.samples is None:
             self._notes.append("compared on made-up inputs; real ones are better: --samples FILE.npz")
         return SplitResult(manifest, tuple(reports), _bytes_of(feeds[0]), tuple(self._notes))
 
-    def _remove_others(self, before: LayerSplit | None, after: LayerSplit) -> None:
-        """Remove the halves of an earlier build that the manifest names no more."""
-        root, version = self._repository.root, self._manifest.version
-        named = {name for cut in after.cuts for name in (cut.head, cut.tail)}
-        for name in (name for cut in (before.cuts if before else ()) for name in (cut.head, cut.tail)):
-            is_ours = name.startswith(f"{self._manifest.name}.") and (root / name / version).exists()
-            if is_ours and name not in named:
-                with model_lock(root, name):
-                    shutil.rmtree(root / name / version, ignore_errors=True)
+    def _remove_others(self, split: LayerSplit) -> None:
+        """Remove the halves of earlier builds that the manifest names no more: targets would load them for nothing."""
+        whole, root = self._manifest, self._repository.root
+        named = {name for cut in split.cuts for name in (cut.head, cut.tail)}
+        for one in self._repository.manifests():  # as they were before
+            is_ours = one.half is not None and one.half.of == whole.name and one.name.startswith(f"{whole.name}.")
+            if is_ours and one.version == whole.version and one.name not in named:
+                with model_lock(root, one.name):
+                    shutil.rmtree(root / one.name / one.version, ignore_errors=True)
 
     # finding
 

@@ -16,16 +16,18 @@ from tests.support.models.residual_cnn import ENDS, NAME, residual_graph, residu
 from tests.support.models.tiny_models import rounds_graph
 from tidegate.engines.engine import load_engine
 from tidegate.models.example import example_arrays
-from tidegate.models.manifest import Manifest
+from tidegate.models.manifest import Manifest, Pipeline, TensorSpec
 from tidegate.models.repository import Repository, RepositoryError, save_manifest
 from tidegate.models.split.layer_split import Activation, LayerSplit, SplitCut, SplitHalf
 from tidegate.models.split_halves import whole_halves
+from tidegate.models.steps import SoftmaxStep
 from tidegate.models.validate import problems
 from tidegate.tools.build.cli import model
 from tidegate.tools.build.errors import BuildError
 from tidegate.tools.build.evaluate.measure import cosines
 from tidegate.tools.build.split.graph_cut import cut_tensors, head_of, tail_of
 from tidegate.tools.build.split.layer_splitter import SplitOptions, split_layers
+from tidegate.types import Datatype
 
 QUIET = lambda _what, _ratio: None  # noqa: E731
 FLOORS: dict[Activation, float] = {"fp32": 1.0 - 1e-9, "fp16": 0.9999, "int8": 0.99}
@@ -115,6 +117,26 @@ def test_the_command_writes_halves_that_verify_and_a_second_run_removes_those_th
     wrong = CliRunner().invoke(model, ["split-layers", NAME, "--layer", "block0_relu", "--repository", str(tmp_path)])
     assert wrong.exit_code == 1
     assert "--layer 'block0_relu': the model cannot be cut there (it can at" in wrong.output
+
+
+@pytest.mark.slow
+def test_halves_of_a_model_that_was_added_anew_are_removed_by_the_next_cut(tmp_path: Path) -> None:
+    split_layers(Repository(residual_repository(tmp_path)), NAME, SplitOptions(layers=ENDS[:2]), QUIET)
+    cut = Repository(tmp_path).manifest(NAME)
+    save_manifest(tmp_path / NAME / "1", replace(cut, split=None))  # as `model add --force` leaves it
+    split_layers(Repository(tmp_path), NAME, SplitOptions(layers=ENDS[:1]), QUIET)
+    assert {one.name for one in Repository(tmp_path).manifests()} == {NAME, f"{NAME}.head-1", f"{NAME}.tail-1"}
+
+
+def test_a_model_with_a_pipeline_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    whole = Repository(residual_repository(tmp_path)).manifest(NAME)
+    shares = TensorSpec("shares", Datatype.FP32, ("batch", 10))
+    after = (SoftmaxStep(inputs=("scores",), outputs=("shares",)),)
+    steps = Pipeline(whole.inputs, whole.outputs, whole.cost, after=after)
+    save_manifest(tmp_path / NAME / "1", replace(whole, outputs=(shares,), pipeline=steps))
+    with pytest.raises(BuildError, match="a model with the key 'pipeline' is not cut"):
+        split_layers(Repository(tmp_path), NAME, SplitOptions(layers=ENDS[:1]), QUIET)
+    assert [one.name for one in Repository(tmp_path).manifests()] == [NAME]
 
 
 @pytest.mark.slow
