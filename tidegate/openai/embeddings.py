@@ -97,6 +97,16 @@ def token_rows(tokens: Sequence[Sequence[int]], max_tokens: int) -> list[TokenRo
     return [TokenRow(ids[:max_tokens], truncated=len(ids) > max_tokens) for ids in tokens]
 
 
+def check_rows(rows: Sequence[TokenRow]) -> None:
+    """Raises WrongParameter for a text of which the tokenizer makes nothing.
+
+    Beside longer ones it would be a row of padding alone, and its vector what the model makes of that.
+    """
+    for index, row in enumerate(rows):
+        if not row.ids:
+            raise WrongParameter("input", f"input[{index}] has no token: the model's tokenizer makes none of it")
+
+
 def groups(lengths: Sequence[int], *, max_rows: int, max_work: int | None) -> list[list[int]]:
     """Indices of rows that go into one call each, every index once. `max_work` bounds the tokens, padding included."""
     found: list[list[int]] = []
@@ -161,13 +171,17 @@ def vectors(response: InferResponse, output: str, rows: int) -> NDArray[np.float
 def answer(
     asked: EmbeddingsRequest, rows: Sequence[TokenRow], found: Mapping[int, NDArray[np.float32]], words: Any
 ) -> dict[str, Any]:
-    """The body of the answer; `words` say where it was made, in a field that OpenAI's clients pass by."""
+    """The body of the answer; `words` say where it was made, in a field that OpenAI's clients pass by.
+
+    Raises:
+        InvalidRequest: a vector has no JSON form.
+    """
     used = sum(len(row.ids) for row in rows)
     truncated = [index for index, row in enumerate(rows) if row.truncated]
     return {
         "object": "list",
         "data": [
-            {"object": "embedding", "index": index, "embedding": _embedding(found[index], asked.base64)}
+            {"object": "embedding", "index": index, "embedding": _embedding(index, found[index], asked.base64)}
             for index in range(len(rows))
         ],
         "model": asked.model,
@@ -219,5 +233,12 @@ def _tensor(manifest: Manifest, name: str, array: NDArray[np.int64]) -> Tensor:
     return Tensor(name, datatype, array.shape, array.astype(datatype.numpy_name).tobytes())
 
 
-def _embedding(vector: NDArray[np.float32], as_base64: bool) -> Any:
-    return base64.b64encode(vector.tobytes()).decode() if as_base64 else vector.tolist()
+def _embedding(index: int, vector: NDArray[np.float32], as_base64: bool) -> Any:
+    """Raises InvalidRequest: JSON has no numbers for what is in it; null, which it would become, is none."""
+    if as_base64:
+        return base64.b64encode(vector.tobytes()).decode()
+    if not np.isfinite(vector).all():
+        raise InvalidRequest(
+            f"the vector of input[{index}] holds infinity or NaN, which have no JSON form; ask for base64"
+        )
+    return vector.tolist()

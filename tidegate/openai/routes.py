@@ -235,6 +235,7 @@ class OpenAIRoutes:
             used.model = manifest.name
             embeddings.check_dimensions(asked, manifest)
             rows = await self._rows_in_time(asked, manifest, headers, used.arrived_at)
+            embeddings.check_rows(rows)
             used.tokens = sum(len(row.ids) for row in rows)
             made = partial(call_of, manifest=manifest, protocol=PROTOCOL, headers=headers, arrived_at=used.arrived_at)
             parts = self._parts(manifest, rows, made)

@@ -186,3 +186,12 @@ def test_the_answer_is_in_the_callers_order_and_counts_what_was_read(as_base64: 
 def test_nothing_is_said_of_truncation_where_there_was_none() -> None:
     told = answer(EmbeddingsRequest("minilm", False, None), [TokenRow((1,))], {0: np.zeros(1, "<f4")}, {})
     assert told["tidegate"] == {}
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_vector_that_json_has_no_form_for_is_refused_and_comes_as_base64(odd: float) -> None:
+    rows, found = [TokenRow((1,)), TokenRow((2,))], {0: np.zeros(1, "<f4"), 1: np.array([odd], "<f4")}
+    with pytest.raises(InvalidRequest, match=r"the vector of input\[1\] holds infinity or NaN"):
+        answer(EmbeddingsRequest("minilm", False, None), rows, found, {})
+    told = answer(EmbeddingsRequest("minilm", True, None), rows, found, {})
+    assert base64.b64decode(told["data"][1]["embedding"]) == found[1].tobytes()

@@ -117,6 +117,21 @@ async def test_no_call_has_more_texts_than_what_is_there_takes(
         assert len(asked) == 1, "one text is one call, whatever is there"
 
 
+@pytest.mark.parametrize("texts", [[" "], ["hello", " ", "world"]])
+async def test_a_text_of_no_token_is_refused_alone_and_among_others(tmp_path: Path, texts: list[str]) -> None:
+    bare: Any = Tokenizer(models.WordPiece({word: at for at, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    bare.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    bare.save(str(tmp_path / "tokenizer.json"))  # with no tokens around a text
+    async with (
+        serving(FakeHost(), tmp_path) as servers,
+        openai.AsyncOpenAI(base_url=f"http://{servers.http}/v1", api_key="any") as client,
+    ):
+        with pytest.raises(openai.BadRequestError, match=rf"input\[{texts.index(' ')}\] has no token") as refused:
+            await client.embeddings.create(model="minilm", input=texts)
+        assert refused.value.param == "input"
+        assert servers.host.calls == []
+
+
 async def test_many_texts_come_back_in_their_order(servers: Servers, client: openai.AsyncOpenAI) -> None:
     counts = [int(count) for count in np.random.default_rng(7).integers(1, 200, 300)]
     made = await client.embeddings.create(model="minilm", input=["word " * count for count in counts])
