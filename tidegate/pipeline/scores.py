@@ -59,7 +59,10 @@ class Labels:
         if path.stat().st_size > MOST_LABEL_BYTES:
             raise ValueError(f"has more than {MOST_LABEL_BYTES} bytes")
         self._file = step.file
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Of lines alone: `splitlines` also ends one at a form feed, U+0085 and U+2028, and each name behind would be
+        # another class's. Editors put a mark before UTF-8, which is no part of the first name.
+        text = path.read_text(encoding="utf-8-sig")
+        lines = text.removesuffix("\n").split("\n") if text else []
         self._names = np.empty(len(lines), object)
         self._names[:] = [line.encode() for line in lines]
 
@@ -71,6 +74,9 @@ class Labels:
             raise StepRefused(f"place {wrong} has no name: {self._file!r} has {count} lines")
         names: NDArray[Any] = self._names[places]
         return names
+
+    def __len__(self) -> int:
+        return len(self._names)
 
     def __repr__(self) -> str:
         return f"<Labels {self._file} of {len(self._names)}>"

@@ -2,7 +2,8 @@
 
 `double` answers y = 2x. `rounds` counts to the number that it is given, in the runtime, so a test chooses how long a
 computation takes: 0 is at once (that is what warm-up asks for), FOREVER outlives every test. `classifier` scores four
-classes by summing the features that belong to each, of which it may read only the first few.
+classes by summing the features that belong to each, of which it may read only the first few. `sum_of_tokens` takes ids
+and their mask.
 """
 
 from __future__ import annotations
@@ -112,6 +113,20 @@ def classifier(path: Path, *, features: int) -> Path:
         [helper.make_tensor("weights", TensorProto.FLOAT, [8, 4], weights)],
     )
     onnx.save(_model(graph), path)
+    return path
+
+
+def sum_of_tokens(path: Path) -> Path:
+    """Write a model from `ids` and `mask`, both int64[batch, sequence], to `sum` float32[batch, 1]; returns `path`."""
+    ports = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"]) for name in ("ids", "mask")]
+    nodes = [
+        helper.make_node("Mul", ["ids", "mask"], ["kept"]),
+        helper.make_node("ReduceSum", ["kept", "along"], ["total"], keepdims=1),
+        helper.make_node("Cast", ["total"], ["sum"], to=TensorProto.FLOAT),
+    ]
+    end = helper.make_tensor_value_info("sum", TensorProto.FLOAT, ["batch", 1])
+    along = helper.make_tensor("along", TensorProto.INT64, [1], [1])
+    path.write_bytes(_model(helper.make_graph(nodes, "sum", ports, [end], [along])).SerializeToString())
     return path
 
 

@@ -79,6 +79,16 @@ def test_the_best_come_first_and_of_equal_ones_the_first_and_nan_last() -> None:
         top_k(TopKStep(*ENDS, k=3), np.zeros((1, 2), np.float32))
 
 
+@pytest.mark.parametrize("content", [
+    b"a\n\x0c\n\xe2\x80\xa8\n\xc2\x85\n", b"\xef\xbb\xbfa\r\n\x0c\r\n\xe2\x80\xa8\r\n\xc2\x85",
+])  # fmt: skip
+def test_a_name_may_be_a_character_that_ends_lines_elsewhere(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "l.txt").write_bytes(content)
+    labels = Labels(LabelsStep(*ENDS, "l.txt", "0" * 64, 1), tmp_path / "l.txt")
+    assert labels.of(np.arange(4)).tolist() == [b"a", b"\x0c", "\u2028".encode(), "\x85".encode()]
+    assert len(labels) == 4
+
+
 def test_places_have_the_names_of_their_lines(tmp_path: Path) -> None:
     (tmp_path / "l.txt").write_text("sand\nwasser – süß\n", encoding="utf-8")
     labels = Labels(LabelsStep(*ENDS, "l.txt", "0" * 64, 1), tmp_path / "l.txt")

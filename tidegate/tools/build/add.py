@@ -33,6 +33,7 @@ from tidegate.tools.build.inspect.signature import ModelSignature
 from tidegate.tools.build.pipeline_options import check_files, parse_step, parse_tensor, with_pipeline
 from tidegate.tools.build.samples import Samples, load_samples
 from tidegate.tools.build.staging import model_lock, staged_version
+from tidegate.tools.build.step_trial import try_steps
 from tidegate.tools.build.trial import check_answers, edge_limits, limited_by_running, with_joining, with_padding
 
 _MADE_UP = 8
@@ -115,6 +116,7 @@ def _added(request: AddRequest, root: Path, parts: Sequence[_PlacedArtefact], tr
         check_files(manifest, files)
         if found := problems(manifest):
             raise BuildError("the steps do not fit the model:\n" + "\n".join(f"  {one}" for one in found))
+        try_steps(manifest, files, engines, notes)
     _store(request, root, parts, manifest, files)
     return AddedModel(manifest, tuple(notes))
 
