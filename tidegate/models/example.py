@@ -43,6 +43,11 @@ def example_arrays(manifest: Manifest, lengths: Mapping[str, int], seed: int = 0
     }
 
 
+def least_lengths(manifest: Manifest) -> dict[str, int]:
+    """The shortest lengths at which no input is empty, where an axis may have none: an empty answer tells nothing."""
+    return {name: max(1, axis.min) for name, axis in manifest.axes.items() if axis.max >= 1}
+
+
 def _sizes(manifest: Manifest, lengths: Mapping[str, int]) -> dict[str, int]:
     for name, length in lengths.items():
         axis = manifest.axes.get(name)

@@ -17,7 +17,7 @@ import msgspec
 
 from tidegate.engines.engine import Engine, EngineError, load_engine
 from tidegate.models.digest import sha256_of
-from tidegate.models.example import example_arrays
+from tidegate.models.example import example_arrays, least_lengths
 from tidegate.models.manifest import EngineName, Manifest, Packed, Quality, Variant, Where
 from tidegate.models.packing import packing_of
 from tidegate.models.repository import save_manifest
@@ -298,7 +298,8 @@ def _qualities(
         return {}
     edge, pool = engines.get("edge", engines.get("pool")), engines.get("pool", engines.get("edge"))
     assert edge is not None and pool is not None  # there is at least one engine
-    measured = samples or Samples(tuple(example_arrays(manifest, {}, seed) for seed in range(_MADE_UP)))
+    lengths = least_lengths(manifest)
+    measured = samples or Samples(tuple(example_arrays(manifest, lengths, seed) for seed in range(_MADE_UP)))
     labels = measured.labels if by_label else None
     try:
         found = closeness(pool, edge, measured.feeds, output=output, metric=request.metric, labels=labels)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from tidegate.engines.engine import Engine, EngineError
-from tidegate.models.example import example_arrays
+from tidegate.models.example import example_arrays, least_lengths
 from tidegate.models.manifest import Manifest, Pipeline, Where
 from tidegate.models.steps import LabelsStep, TokenizeStep, TopKStep
 from tidegate.pipeline.config import default_steps
@@ -47,7 +47,7 @@ def try_steps(manifest: Manifest, files: Mapping[str, Path], engines: Mapping[Wh
 
 def _try(where: Where, plan: StepPlan, engine: Engine, manifest: Manifest, notes: list[str]) -> None:
     try:
-        PipelineEngine(plan, engine).infer(example_arrays(manifest, {}))
+        PipelineEngine(plan, engine).infer(example_arrays(manifest, least_lengths(manifest)))
     except StepRefused as error:
         if not plan.pipeline.modules:
             raise BuildError(f"the steps cannot do what is made up for them: {error}") from error

@@ -379,3 +379,14 @@ def test_scores_in_bf16_are_compared_as_numbers(tmp_path: Path) -> None:
     quality = Repository(tmp_path / "models").manifest("m").variants[0].quality
     assert quality is not None
     assert quality.value == 1.0
+
+
+def test_a_model_whose_requests_may_have_no_rows_is_compared_on_some(tmp_path: Path) -> None:
+    twice = [helper.make_node("Add", ["x", "x"], ["y"])]
+    port = (TensorProto.FLOAT, ["rows", 4])
+    path = graph_file(tmp_path / "m.onnx", twice, {"x": port}, {"y": port})
+    both = ("--edge", path, "--pool", path, "--axis", "rows=0:8", "--repository", tmp_path / "models")
+    result = run("add", "m", *both)
+    assert result.exit_code == 0, result.output
+    assert "edge against pool on made-up inputs: cosine 1.0000" in result.output
+    assert Repository(tmp_path / "models").manifest("m").axes["rows"].min == 0

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from tidegate.engines.engine import Engine, EngineError, load_engine
 from tidegate.models.digest import sha256_of
-from tidegate.models.example import example_arrays
+from tidegate.models.example import example_arrays, least_lengths
 from tidegate.models.manifest import Batching, Cost, Manifest, Quality, TensorSpec, Variant, Where
 from tidegate.models.repository import Repository, save_manifest
 from tidegate.models.split.layer_split import UNCUT, Activation, LayerSplit, SplitCut, SplitHalf, SplitTimes
@@ -240,8 +240,7 @@ class _LayerSplitter:
         names = [spec.name for spec in self._manifest.inputs if not spec.optional]
         if self._options.samples is not None:
             return list(load_samples(self._options.samples, names, most=_MOST_SAMPLES).feeds)
-        rows, row = batch_axis(self._manifest), row_axis(self._manifest)
-        lengths = {} if rows is None else {rows: self._manifest.axes[rows].min}
+        row, lengths = row_axis(self._manifest), least_lengths(self._manifest)
         if row is not None:
             lengths[row] = max(self._manifest.axes[row].min, min(_TYPICAL_LENGTH, self._manifest.axes[row].max))
         return [example_arrays(self._manifest, lengths, seed) for seed in range(_MADE_UP)]

@@ -16,7 +16,7 @@ from tests.support.models.residual_cnn import ENDS, NAME, residual_graph, residu
 from tests.support.models.tiny_models import rounds_graph
 from tidegate.engines.engine import load_engine
 from tidegate.models.example import example_arrays
-from tidegate.models.manifest import Manifest, Pipeline, TensorSpec
+from tidegate.models.manifest import Axis, Manifest, Pipeline, TensorSpec
 from tidegate.models.repository import Repository, RepositoryError, save_manifest
 from tidegate.models.split.layer_split import Activation, LayerSplit, SplitCut, SplitHalf
 from tidegate.models.split_halves import whole_halves
@@ -126,6 +126,15 @@ def test_halves_of_a_model_that_was_added_anew_are_removed_by_the_next_cut(tmp_p
     save_manifest(tmp_path / NAME / "1", replace(cut, split=None))  # as `model add --force` leaves it
     split_layers(Repository(tmp_path), NAME, SplitOptions(layers=ENDS[:1]), QUIET)
     assert {one.name for one in Repository(tmp_path).manifests()} == {NAME, f"{NAME}.head-1", f"{NAME}.tail-1"}
+
+
+@pytest.mark.slow
+def test_a_model_whose_requests_may_have_no_rows_is_cut_on_some(tmp_path: Path) -> None:
+    whole = Repository(residual_repository(tmp_path)).manifest(NAME)
+    save_manifest(tmp_path / NAME / "1", replace(whole, axes={"batch": Axis(0, 8)}))
+    found = split_layers(Repository(tmp_path), NAME, SplitOptions(layers=ENDS[:1]), QUIET)
+    assert found.manifest.split is not None
+    assert found.manifest.split.cuts[0].cosine > 0.99
 
 
 def test_a_model_with_a_pipeline_is_refused_before_anything_is_written(tmp_path: Path) -> None:
