@@ -86,7 +86,7 @@ def parse(body: bytes) -> ChatRequest:
             "audio": asked.audio,
             "modalities": [one for one in asked.modalities or () if one != "text"],
             "prediction": asked.prediction,
-            "web_search_options": asked.web_search_options,
+            "web_search_options": asked.web_search_options is not None,  # {} asks for a search as it is by default
         }
     )
     if asked.tool_choice not in (None, "none", "auto"):

@@ -203,6 +203,13 @@ def test_fields_that_ask_for_nothing_are_passed_by(field: dict[str, Any]) -> Non
     assert (asked.options, asked.messages, asked.tools) == (plain.options, plain.messages, plain.tools)
 
 
+@pytest.mark.parametrize("options", [{}, {"search_context_size": "low"}])
+def test_a_search_in_the_web_is_refused_also_as_it_is_by_default(options: dict[str, Any]) -> None:
+    with pytest.raises(WrongParameter, match="web_search_options is not served"):
+        parsed(web_search_options=options)
+    assert parsed(web_search_options=None).options == parsed().options
+
+
 @pytest.mark.parametrize("refused", [
     {"content": None, "refusal": "I cannot."}, {"content": [{"type": "refusal", "refusal": "I cannot."}]},
     {"content": "I cannot.", "refusal": None},
