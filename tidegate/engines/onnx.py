@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from tidegate.engines.device_memory_meter import arena_meter
 from tidegate.engines.errors import EngineError, InputRefused, failure_of
+from tidegate.engines.onnx_bf16 import BF16, Bf16Session
 from tidegate.engines.onnx_providers import CPU, cuda_index, providers_of
 from tidegate.engines.onnx_wire import problem_in
 
@@ -76,15 +77,26 @@ class OnnxEngine:
         self.output_ports = tuple(map(_port, self._session.get_outputs()))
         self.inputs = tuple(port.name for port in self.input_ports)
         self.outputs = tuple(port.name for port in self.output_ports)
+        self._bits = self._bf16_session()
 
     def infer(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """All outputs by name. Blocks. Raises EngineError; InputRefused for a text that is not UTF-8."""
         feed = {name: _fed(name, array) for name, array in inputs.items()}
         try:
-            values = self._session.run(None, feed)
+            values = self._session.run(None, feed) if self._bits is None else self._bits.run(feed)
         except Exception as error:  # as above
             raise failure_of(error, f"{self.artefact.name}: ONNX Runtime cannot run it") from error
         return dict(zip(self.outputs, values, strict=True))
+
+    def _bf16_session(self) -> Bf16Session | None:
+        """What runs the session where a port of it is bfloat16; else None."""
+        inputs, outputs = ({port.name: port.kind for port in ports} for ports in (self.input_ports, self.output_ports))
+        if BF16 not in {*inputs.values(), *outputs.values()}:
+            return None
+        try:
+            return Bf16Session(self._session, inputs, outputs)
+        except EngineError as error:
+            raise EngineError(f"{self.artefact}: {error}") from error
 
     def __repr__(self) -> str:
         provider = self._session.get_providers()[0].removesuffix("ExecutionProvider")

@@ -146,3 +146,56 @@ def test_a_text_that_is_not_utf_8_is_its_callers_error(artefact: Path) -> None:
 def test_a_scalar_stays_one(artefact: Path) -> None:
     onnx.save(same_graph(TensorProto.FLOAT, []), artefact)
     assert OnnxEngine(artefact).infer({"x": np.array(3, np.float32)})["y"].shape == ()
+
+
+def bits_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """What bfloat16 keeps of float32 whose lower half is zeros."""
+    return (array.astype("<f4").view("<u4") >> 16).astype("<u2")
+
+
+def bf16_model(path: Path, *, into: int = TensorProto.BFLOAT16, beside: int = TensorProto.FLOAT16) -> Path:
+    """y = 2 x from bfloat16 to another type, beside what passes through, and a number; `path`."""
+    rows = ["rows", 2]
+    ports = {"x": (TensorProto.BFLOAT16, rows), "beside": (beside, ["rows"]), "one": (TensorProto.INT64, [])}
+    inputs = [helper.make_tensor_value_info(name, *port) for name, port in ports.items()]
+    nodes = [
+        helper.make_node("Cast", ["x"], ["single"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["single", "single"], ["sum"]),
+        helper.make_node("Cast", ["sum"], ["y"], to=into),
+        helper.make_node("Identity", ["beside"], ["same"]),
+        helper.make_node("Add", ["one", "one"], ["two"]),
+    ]
+    ends = {"y": (into, rows), "same": ports["beside"], "two": ports["one"]}
+    outputs = [helper.make_tensor_value_info(name, *port) for name, port in ends.items()]
+    graph = helper.make_graph(nodes, "bf16", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_bfloat16_goes_in_and_comes_out_as_its_bits_beside_other_types(tmp_path: Path, rows: int) -> None:
+    engine = load_engine("onnx", bf16_model(tmp_path / "m.onnx"), outputs=("y", "same", "two"))
+    x = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2) - 1.5
+    beside = np.arange(rows, dtype=np.float16)
+    answer = engine.infer({"x": bits_of(x), "beside": beside, "one": np.array(1, np.int64)})
+    assert answer["y"].dtype == np.uint16
+    assert np.array_equal(answer["y"], bits_of(2 * x))
+    assert np.array_equal(answer["same"], beside)
+    assert answer["two"].shape == () and answer["two"] == 2
+
+
+def test_texts_come_beside_inputs_of_bfloat16_and_not_beside_outputs(tmp_path: Path) -> None:
+    of_texts = {"beside": TensorProto.STRING}
+    engine = OnnxEngine(bf16_model(tmp_path / "in.onnx", into=TensorProto.FLOAT, **of_texts))
+    x, texts = np.array([[1.5, -2.0]], np.float32), np.array(["süß".encode()], dtype=object)
+    answer = engine.infer({"x": bits_of(x), "beside": texts, "one": np.array(1, np.int64)})
+    assert np.array_equal(answer["y"], 2 * x)
+    assert answer["same"].tolist() == ["süß"]
+    with pytest.raises(EngineError, match=r"out\.onnx: ONNX Runtime takes no texts where it gives bfloat16"):
+        OnnxEngine(bf16_model(tmp_path / "out.onnx", **of_texts))
+
+
+def test_bfloat16_needs_a_runtime_that_takes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type")
+    with pytest.raises(EngineError, match=r"bfloat16 needs ONNX Runtime 1\.20 or later"):
+        OnnxEngine(bf16_model(tmp_path / "m.onnx"))
