@@ -8,7 +8,7 @@ of its artefact. What the kinds compute is in `tidegate/pipeline`; which tensors
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
@@ -110,6 +110,8 @@ Step = (
     | LabelsStep
     | WasmStep
 )
+
+KINDS: Final = tuple(str(one.__struct_config__.tag) for one in get_args(Step))
 
 
 def kind_of(step: Step) -> str:

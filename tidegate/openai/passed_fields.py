@@ -103,8 +103,10 @@ def check_variables(variables: Mapping[str, TemplateVariable] | None) -> None:
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raises WrongParameter for a tool whose parameters no server should be given to make a grammar of."""
+    """Raises WrongParameter for a tool that is no function, or whose parameters should be made no grammar of."""
     for index, tool in enumerate(tools):
+        if (kind := tool.get("type", "function")) != "function":  # its calls would come back in another form
+            raise WrongParameter("tools", f"tools[{index}].type is {str(kind)[:64]!r}: functions alone are served")
         function = tool.get("function", tool)
         parameters = function.get("parameters") if isinstance(function, dict) else None
         try:

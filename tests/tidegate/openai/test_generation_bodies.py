@@ -256,6 +256,13 @@ def test_tools_and_schemas_of_another_form_are_named() -> None:
     assert refused.value.parameter == "response_format"
 
 
+def test_a_tool_that_is_no_function_is_refused() -> None:
+    custom = {"type": "custom", "custom": {"name": "shell"}}
+    with pytest.raises(WrongParameter, match=r"tools\[1\].type is 'custom': functions alone are served") as refused:
+        parsed(tools=[{"type": "function", "function": {"name": "tide"}}, custom])
+    assert refused.value.parameter == "tools"
+
+
 def test_fields_that_nobody_knows_cost_nothing() -> None:
     known = {"model": "talker", "prompt": "the tide", "seed": 7, "stop": None}
     sent = msgspec.json.encode({**known, **{f"unknown_{index}": 0 for index in range(100_000)}})

@@ -295,7 +295,7 @@ def add(name: str, repository: Path, force: bool, **given: Any) -> None:
     steps_axes = {entry for one in given["tensors"] for entry in parse_tensor(one).shape if isinstance(entry, str)}
     wishes = DraftOptions(
         steps_axes=frozenset(steps_axes),
-        axes={key: (int(least), int(most)) for key, (least, most) in _ranges("--axis", given.pop("axes")).items()},
+        axes=_axes(given.pop("axes")),
         bounds=_ranges("--bounds", given.pop("bounds")),
         cost=given.pop("cost"),
         default_budget_s=given.pop("budget_s"),
@@ -388,8 +388,18 @@ def paced(name: str, repository: Path, force: bool, like: str, seed: int, **give
     click.echo(f"added {name}, version {manifest.version}, paced, for {where}, in {repository / name}")
 
 
+def _axes(words: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    found = {}
+    for name, (least, most) in _ranges("--axis", words).items():
+        if not (least.is_integer() and most.is_integer() and 0 <= least <= most and most >= 1):
+            words = "lengths are whole numbers, the longest is at least 1, and the shortest no longer than that"
+            raise BuildError(f"--axis '{name}={least:g}:{most:g}': {words}")
+        found[name] = int(least), int(most)
+    return found
+
+
 def _ranges(flag: str, words: tuple[str, ...]) -> dict[str, tuple[float, float]]:
-    """NAME=MIN:MAX, each; whole numbers for axes are the caller's to make."""
+    """NAME=MIN:MAX, each."""
     found = {}
     for word in words:
         match = re.fullmatch(r"(?P<name>[^=]+)=(?P<min>[^:]+):(?P<max>.+)", word)

@@ -20,7 +20,7 @@ import msgspec
 
 from tidegate.models.digest import sha256_of
 from tidegate.models.manifest import Axis, Cost, Manifest, Pipeline, TensorSpec
-from tidegate.models.steps import Step, StepWithFile
+from tidegate.models.steps import KINDS, Step, StepWithFile
 from tidegate.models.validate import file_name_problem
 from tidegate.tools.build.errors import BuildError
 from tidegate.types import Datatype
@@ -68,7 +68,8 @@ def parse_step(words: str) -> tuple[Step, Path | None]:
     try:
         return msgspec.convert(raw, Step, strict=True), path
     except msgspec.ValidationError as error:
-        raise BuildError(f"--step {words!r}: {error}") from error
+        known = "" if kind in KINDS else f": there are {', '.join(KINDS)}"
+        raise BuildError(f"--step {words!r}: {error}{known}") from error
 
 
 def with_pipeline(manifest: Manifest, steps: Sequence[Step], tensors: Sequence[TensorSpec], axes: Ranges) -> Manifest:

@@ -47,6 +47,7 @@ def test_steps_are_put_around_the_artefacts_and_their_files_come_along(tmp_path:
     few = f"labels place -> name file={tmp_path / 'few.txt'}"
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"steps": ("softmax scores",)}, "must be KIND INPUT"),
+        ({"steps": ("softmx scores -> shares",)}, "at `$.step`: there are tokenize, image_decode"),
         ({"steps": ("soften scores -> shares",)}, "Invalid value 'soften'"),
         ({"steps": ("top_k scores -> best k=many",)}, "Expected `int`, got `str`"),
         ({"steps": ("labels place -> name file=gone.txt",)}, "gone.txt: there is no such file"),
