@@ -51,7 +51,7 @@ from gateway.discovery.discovery import Discovery
 from gateway.drain import CLOSE_GRACE_S, GatewayDrain
 from gateway.fleet_sync.peer_exchange import PeerExchange, needs_of_others
 from gateway.fleet_sync.registry import FleetRegister
-from gateway.fleet_sync.sync import FleetSync
+from gateway.fleet_sync.sync import MAX_INBOX, FleetSync
 from gateway.help.help_service import HelpService
 from gateway.host import GatewayHost
 from gateway.http.openapi import openapi_routes
@@ -110,6 +110,7 @@ from gateway.targets.condition_log import HealthLog, log_condition, log_name_con
 from gateway.targets.directory import Directory
 from gateway.targets.openai.target import OpenAITarget
 from gateway.telemetry import Telemetry, run_soon
+from gateway.workers.broker_relay import BrokerRelay, RelayedBroker
 from gateway.workers.keeper_side import KeeperSide
 from gateway.workers.process_part import ProcessPart, WorkerWord
 from gateway.workers.relayed_links import RelayedLinks
@@ -125,6 +126,8 @@ from tidegate.models.generative import Generative
 from tidegate.models.manifest import Manifest
 from tidegate.models.repository import Repository, RepositoryError
 from tidegate.models.share_weights import ShareWeights
+from tidegate.mqtt.link import LinkEvent as BrokerEvent
+from tidegate.mqtt.link import MqttLink
 from tidegate.oip.body_budget import BodyMemory
 from tidegate.oip.grpc.server import OipService
 from tidegate.oip.guard import DrainingGuard, OpenGuard
@@ -720,7 +723,8 @@ class Gateway:
             rights=self.broker_rights,
             peers=self.peers,
             pools=self.discovery.announced,
-            listens_as=f"{self._part.name}-{self._part.part.generation}" if self._worker and self._part else "",
+            listening=self._relayed_broker(url) if self._worker is not None else None,
+            on_event=await self._relay_broker() if self._keeper is not None else lambda _: None,
         )
         if ingest is not None:  # the second phase again: messages come in by the sync, and receipts leave by it
             ingest.send = sync.send_receipt
@@ -728,6 +732,19 @@ class Gateway:
         await self._share_with_peers(sync.publish_report if self._worker is None else lambda _report: False)
         if self.config.artifacts is not None:
             await self._ship(self.config.artifacts, sync)
+
+    def _relayed_broker(self, url: str) -> Callable[[Callable[[], None]], MqttLink]:
+        """A worker hears the broker by way of the keeper."""
+        assert self._part is not None
+        by_way_of = partial(RelayedBroker, self._part.broker_path, url, draw=self._draw, max_inbox=MAX_INBOX)
+        return lambda on_activity: by_way_of(on_activity=on_activity)
+
+    async def _relay_broker(self) -> Callable[[BrokerEvent], None]:
+        """The keeper passes on to the workers what it hears."""
+        assert self._part is not None
+        relay = BrokerRelay(Topics(self.config.fleet))
+        await self._stack.enter_async_context(relay.opened(self._part.broker_path))
+        return relay.heard
 
     async def _share_with_peers(self, publish: Callable[[PeerReport], bool]) -> None:
         placer, tenants = self.dispatcher.placer, self.admission.tenants

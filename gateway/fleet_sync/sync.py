@@ -9,9 +9,8 @@ have changed and no others (`FleetRegister.changed`).
 The gateway's own presence (`gw/NAME/state`, retained, with a will) and its heartbeat show devices that a gateway
 listens, and what time it is. Other gateways see it by them too, and say on `peer/NAME` what is asked of them.
 
-A gateway in several processes (`workers`) has a session in each: its keeper's speaks as above, the others listen only,
-so that devices and brokers see one gateway. Those hear all at once what a newcomer is told, and live when the keeper
-does not.
+A gateway in several processes (`workers`) has one session, its keeper's, which speaks as above: devices and brokers see
+one gateway. The others listen only, by way of the keeper (`gateway/workers/broker_relay.py`).
 """
 
 from __future__ import annotations
@@ -65,7 +64,9 @@ class FleetSync:
         peers: the view of the other gateways, which is kept here.
         ingest: takes what devices have stored, and sends its receipts by `send_receipt`; None: devices keep it.
         pools: hears what pools announce; None: that is not subscribed to.
-        listens_as: the name of a session beside the gateway's own, which hears everything and says nothing.
+        listening: makes the link, given the callback for activity, of one that hears everything and says nothing; None:
+            a session of its own.
+        on_event: called with each event of the link, before it is taken in.
     """
 
     def __init__(
@@ -84,7 +85,8 @@ class FleetSync:
         rights: BrokerRights | None = None,
         peers: Peers | None = None,
         pools: PoolListener | None = None,
-        listens_as: str = "",
+        listening: Callable[[Callable[[], None]], MqttLink] | None = None,
+        on_event: Callable[[LinkEvent], None] = lambda _: None,
     ) -> None:
         self._topics = Topics(fleet)
         self._name = checked_name(gateway_name, "the gateway's name")
@@ -92,7 +94,8 @@ class FleetSync:
         self.register = FleetRegister(self._topics, draw=draw) if register is None else register
         self._rights = rights or BrokerRights(fleet, gateway_name)
         self._peers = peers or Peers(gateway_name)
-        self._listens_only = bool(listens_as)
+        self._listens_only = listening is not None
+        self._on_event = on_event
         self._links = links
         self._ingest = ingest  # takes what devices have stored; None: they keep it
         subscriptions = self._topics.for_gateways
@@ -104,16 +107,19 @@ class FleetSync:
         self._on_change = on_change
         self._epoch = max(1, int(clock.utc_s() * 1000))
         self._loop = MqttLoop(
-            lambda on_activity: MqttLink(
-                url,
-                client_id=f"gw~{gateway_name}~{listens_as}" if listens_as else f"gw~{gateway_name}",
-                subscriptions=subscriptions,
-                draw=draw,
-                on_activity=on_activity,
-                before_connect=None if listens_as else self._make_will,
-                max_inbox=MAX_INBOX,
-                backoff_cap_s=backoff_cap_s,
-                tls=tls,
+            listening
+            or (
+                lambda on_activity: MqttLink(
+                    url,
+                    client_id=f"gw~{gateway_name}",
+                    subscriptions=subscriptions,
+                    draw=draw,
+                    on_activity=on_activity,
+                    before_connect=self._make_will,
+                    max_inbox=MAX_INBOX,
+                    backoff_cap_s=backoff_cap_s,
+                    tls=tls,
+                )
             ),
             name=f"fleet-sync {gateway_name}",
             take_in=self._take_in,
@@ -178,6 +184,7 @@ class FleetSync:
         return until if until < inf else None
 
     def _take_in(self, event: LinkEvent) -> None:
+        self._on_event(event)
         match event:
             case MqttMessage() if self._is_stored(event) or self._is_of_peer(event) or self._is_of_a_pool(event):
                 pass

@@ -61,6 +61,15 @@ class ProcessChannel(Generic[ReceivedT]):
             return
         self._writer.write(len(encoded).to_bytes(_LENGTH, "big") + encoded)
 
+    @property
+    def dropped(self) -> int:
+        """Messages that were not sent since too much waited."""
+        return self._dropped
+
+    def cut(self) -> None:
+        """End it at once, with what waits."""
+        self._writer.transport.abort()
+
     async def flush(self) -> None:
         """Return when what was sent is written, or the other side gone."""
         with suppress(OSError):

@@ -145,6 +145,11 @@ class ProcessPart:
         """The keeper's socket for streams to devices that have dialled in."""
         return self.folder / "dial-in.sock"
 
+    @property
+    def broker_path(self) -> Path:
+        """The keeper's socket for what it hears from the broker."""
+        return self.folder / "broker.sock"
+
     def config_of(self, config: GatewayConfig) -> GatewayConfig:
         """The configuration of this process: without what is another's, and with a part of what is divided."""
         changes: dict[str, object] = {"metrics_dir": config.metrics_dir or self.folder / "metrics"}

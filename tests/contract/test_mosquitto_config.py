@@ -30,7 +30,8 @@ from gateway.commands.status import status
 from gateway.fleet_sync.freshness import Freshness
 from gateway.fleet_sync.sync import FleetSync
 from tests.support.certificates import FleetPki
-from tests.support.gateway.app import configured, gateway_for
+from tests.support.gateway.app import configured, gateway_for, repository
+from tests.support.gateway.processes import GatewayProcesses
 from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto
 from tidegate import clock
 from tidegate.fleet.messages import GatewayState, encode
@@ -211,6 +212,29 @@ async def test_an_agent_and_a_gateway_find_each_other_over_tls_and_the_acl_is_fo
             while len([one for one in logs if "lets this device speak as" in one["event"]]) < 2:
                 await clock.sleep(0.01)
     assert [one for one in logs if one["log_level"] in ("warning", "error")] == []
+
+
+@pytest.mark.parametrize("fleet", ["certificates"], indirect=True)
+async def test_a_gateway_in_several_processes_has_one_session_and_all_of_them_find_devices(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    tls = {key: str(path) for key, path in fleet.pki.config("gateway/main").model_dump().items() if path}
+    words = {"name": "main", "fleet": FLEET, "mqtt": fleet.address(NAMES[0]), "tls": tls}
+    ended_before = fleet.said.count("already connected")
+    async with (
+        GatewayProcesses(tmp_path, model_repository=str(repository(tmp_path)), **words) as gateway,
+        an_agent(fleet.address("device-1"), "device-1", tmp_path, lambda: fleet.context("device-1")),
+        asyncio.timeout(60),
+    ):
+        while not all(found_by(gateway, f"worker-{number}") for number in (1, 2)):
+            await clock.sleep(0.1)
+    assert fleet.said.count("already connected") == ended_before, "one session ended another"
+    assert "no broker" not in gateway.log.read_text()
+
+
+def found_by(gateway: GatewayProcesses, process: str) -> bool:
+    lines = gateway.log.read_text().splitlines()
+    return any(process in line and "device-1" in line for line in lines)
 
 
 async def test_a_device_under_a_wrong_name_is_told_at_its_start(fleet: Fleet, tmp_path: Path) -> None:

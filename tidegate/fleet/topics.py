@@ -213,6 +213,21 @@ class Topics:
                 return f"group/{group}"
         return None
 
+    def is_of_one_gateway(self, topic: str) -> bool:
+        """Whether it carries what a device has stored for one gateway."""
+        levels = topic.removeprefix(f"{self.root}/up/").split("/")
+        return topic.startswith(f"{self.root}/up/") and len(levels) == 3 and levels[1] in tuple(StoredTopic)
+
+    def is_retained(self, topic: str) -> bool:
+        """Whether the newest message there is retained, so that who comes later hears it too."""
+        said = self.parse_up(topic)
+        return (
+            said[1] in RETAINED
+            if said is not None
+            else self.parse_pool(topic) is not None
+            or (self.parse_gateway(topic) is not None and topic.endswith("/state"))
+        )
+
     def parse_gateway(self, topic: str) -> str | None:
         """The gateway whose state or heartbeat this topic carries."""
         prefix = f"{self.root}/gw/"
