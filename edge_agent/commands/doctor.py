@@ -39,6 +39,7 @@ from tidegate.mqtt.broker_url import BrokerUrl
 from tidegate.mqtt.link import LinkEvent, MqttConnected, MqttDisconnected, MqttLink, MqttMessage, PublishAck
 from tidegate.runtime.ports import is_free
 from tidegate.runtime.process import StartError
+from tidegate.security.authority import validity
 from tidegate.security.certificate_identity import CertificateIdentity, alternative_names, identity_of
 from tidegate.security.tls import Tls, tls_of
 from tidegate.servers.address import format_address
@@ -252,8 +253,11 @@ def _certificate(config: EdgeConfig) -> tuple[Tls | None, DoctorFinding]:
         tls = tls_of(config.tls, lambda: CertificateIdentity("edge", config.name))
     except StartError as error:
         return None, diagnosis.certificate(own, None, error=str(error))
-    issued = tls.issued() if tls else None
-    return tls, diagnosis.certificate(own, issued.ends.timestamp() - clock.utc_s() if issued else None)
+    if tls is None:
+        return None, diagnosis.certificate(own, None)
+    begins, ends = validity(tls.fresh().cert)
+    now = clock.utc_s()
+    return tls, diagnosis.certificate(own, ends.timestamp() - now, begins_in_s=begins.timestamp() - now)
 
 
 async def _broker(config: EdgeConfig, tls: Tls | None) -> tuple[list[DoctorFinding], dict[str, str], float | None]:

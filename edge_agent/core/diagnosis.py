@@ -25,6 +25,7 @@ _PER_ARTEFACT: Final = 2.0  # times an artefact's size that its session takes, w
 _X86_INT8: Final = (("avx512_vnni", "AVX-512 VNNI"), ("avx_vnni", "AVX-VNNI"), ("avx512_vnni_int8", "AVX-VNNI-INT8"))
 _ARM_INT8: Final = (("i8mm", "i8mm"), ("asimddp", "dot product"))
 DAY_S: Final = 86_400.0
+HOUR_S: Final = 3600.0
 _SLOW: Final = 2.0  # times what was measured at the warm-up
 _LOST_LATELY_S: Final = 3600.0
 
@@ -202,7 +203,7 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago" if seconds < 120.0 else f"{seconds / 60.0:.0f} min ago"
 
 
-def certificate(own: str, ends_in_s: float | None, *, error: str = "") -> DoctorFinding:
+def certificate(own: str, ends_in_s: float | None, *, begins_in_s: float = 0.0, error: str = "") -> DoctorFinding:
     """Args: own: the name that it should have; ends_in_s: None without `tls`; error: why it cannot be used."""
     if error:
         return DoctorFinding("certificate", "failure", error, f"`tidegate pki issue {own}`, and copy the files here")
@@ -210,6 +211,13 @@ def certificate(own: str, ends_in_s: float | None, *, error: str = "") -> Doctor
         return DoctorFinding("certificate", "ok", "no `tls`: nothing is encrypted", "")
     if ends_in_s <= 0:
         return DoctorFinding("certificate", "failure", "the certificate has ended", f"`tidegate pki renew {own}`")
+    if begins_in_s > 0:
+        return DoctorFinding(
+            "certificate",
+            "failure",
+            f"the certificate is not valid for another {begins_in_s / HOUR_S:.1f} h",
+            f"one of two clocks is wrong: this device's, or that of the machine with the CA when it issued {own}'s",
+        )
     words = f"valid for {ends_in_s / DAY_S:.0f} more days"
     if ends_in_s < 7 * DAY_S:
         return DoctorFinding("certificate", "warning", words, f"`tidegate pki renew {own}`; no restart is needed")

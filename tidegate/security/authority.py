@@ -165,6 +165,12 @@ class Authority:
         return f"<Authority {self.cert.subject.rfc4514_string()} until {self.cert.not_valid_after_utc:%Y-%m-%d}>"
 
 
+def validity(cert_pem: bytes) -> tuple[datetime, datetime]:
+    """Return when a certificate begins and ends, as its peers see it. Raises ValueError: it is malformed."""
+    cert = x509.load_pem_x509_certificate(cert_pem)
+    return cert.not_valid_before_utc, cert.not_valid_after_utc
+
+
 def read_issued(cert_pem: bytes) -> IssuedCertificate:
     """Read a certificate. Raises ValueError when Tidegate did not issue it."""
     cert = x509.load_pem_x509_certificate(cert_pem)

@@ -13,7 +13,8 @@ is read. That is how gRPC's dynamic credentials work, and TLS's own callback (SN
 there is no task that polls and no moment in which the old certificate is still shown. Open connections are left
 alone: a certificate matters when they begin. Files that don't fit together (a renewal is under way), or can't be
 read, leave the old ones in use, are logged once, and are read again after a change, and else once a second: what kept
-them from being read (no descriptor was left, a file was root's for a moment) may end without a trace on them.
+them from being read (no descriptor was left, a file was root's for a moment) may end without a trace on them. So do
+files with another part's certificate, and those with one that is not good now in place of one that is.
 
 Versions: 1.3 between our own parts, 1.2 at least for others. gRPC has no switch for it in Python, so there the server
 looks at what was agreed and refuses an older one by name; nothing below 1.2 gets through a handshake anywhere.
@@ -36,7 +37,7 @@ from pydantic import Field
 from tidegate import clock
 from tidegate.config import Section
 from tidegate.runtime.process import StartError
-from tidegate.security.authority import IssuedCertificate, read_issued
+from tidegate.security.authority import IssuedCertificate, read_issued, validity
 from tidegate.security.certificate_identity import CertificateIdentity
 
 Version = Literal["1.2", "1.3"]
@@ -123,6 +124,7 @@ class Tls:
     def __init__(self, config: TlsConfig) -> None:
         self.config = config
         self._paths = (config.cert, config.key, config.ca, config.client_ca or config.ca)
+        self._identity: CertificateIdentity | None = None  # once it is known whose the certificate has to be
         self._unusable: Stamp | None = None  # of the files that could not be used
         self._again_at = 0.0
         self._complained: tuple[Stamp | None, str] | None = None
@@ -139,11 +141,26 @@ class Tls:
             if stamp == self._material.stamp:
                 self._complained = self._unusable = None
             elif stamp != self._unusable or clock.now() >= self._again_at:
-                self._take(_read(self._paths))
+                material = _read(self._paths)
+                self._check_successor(material)
+                self._take(material)
         except (OSError, ValueError) as error:
             self._unusable, self._again_at = stamp, clock.now() + _AGAIN_S
             self._complain(stamp, _words(error, self.config))
         return self._material
+
+    def _check_successor(self, material: TlsMaterial) -> None:
+        """Raises ValueError for a certificate that peers would refuse, in place of one that they take."""
+        if material.cert == self._material.cert:
+            return
+        if self._identity is not None and (issued := read_issued(material.cert)).identity != self._identity:
+            raise ValueError(f"{self.config.cert} is {issued.identity}'s, and this is {self._identity}")
+        now = datetime.fromtimestamp(clock.utc_s(), UTC)
+        begins, ends = validity(material.cert)
+        old_begins, old_ends = validity(self._material.cert)
+        if old_begins <= now < old_ends and not begins <= now < ends:
+            why = f"ended at {ends.isoformat()}" if now >= ends else f"begins at {begins.isoformat()}"
+            raise ValueError(f"the certificate in {self.config.cert} {why}, and the old one is good now")
 
     def _take(self, material: TlsMaterial) -> None:
         if material != self._material:
@@ -176,11 +193,19 @@ class Tls:
             raise StartError(
                 f"key 'tls.cert': {path} {whose}, and this is {identity}: `tidegate pki issue {identity}` makes its own"
             )
-        state = issued.state(datetime.fromtimestamp(clock.utc_s(), UTC))
-        if state != "valid":
+        self._identity = identity
+        self.warn_of_end(issued)
+
+    def state(self, issued: IssuedCertificate) -> str:
+        """Whether a certificate is valid, due for renewal or expired by now."""
+        return issued.state(datetime.fromtimestamp(clock.utc_s(), UTC))
+
+    def warn_of_end(self, issued: IssuedCertificate) -> None:
+        """Say with the remedy that a certificate is due or has expired, if it is."""
+        if (state := self.state(issued)) != "valid":
             log.warning(
                 f"this process's certificate is {state}: `tidegate pki renew` renews it, without a restart",
-                file=str(path),
+                file=str(self.config.cert),
                 until=issued.ends.isoformat(),
             )
 

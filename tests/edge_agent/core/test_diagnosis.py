@@ -54,6 +54,8 @@ ROWS: list[Row] = [
     (diagnosis.certificate("edge/a", -1.0), "failure", "has ended"),
     (diagnosis.certificate("edge/a", 3 * DAY_S), "warning", "3 more days"),
     (diagnosis.certificate("edge/a", 60 * DAY_S), "ok", "60 more days"),
+    (diagnosis.certificate("edge/a", 60 * DAY_S, begins_in_s=-5.0), "ok", "60 more days"),
+    (diagnosis.certificate("edge/a", 60 * DAY_S, begins_in_s=5 * 3600.0), "failure", "not valid for another 5.0 h"),
     (diagnosis.port("grpc_port", "h:1", free=True, ours=False), "ok", "free"),
     (diagnosis.port("grpc_port", "h:1", free=False, ours=True), "ok", "running agent"),
     (diagnosis.port("grpc_port", "h:1", free=False, ours=False), "failure", "taken by another"),

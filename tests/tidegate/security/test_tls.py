@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import ssl
 import stat
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -335,10 +337,9 @@ async def test_a_link_that_stands_outlives_the_renewal_of_both_ends_and_the_next
 
 
 async def test_a_gateway_whose_certificate_had_ended_gets_through_once_it_is_renewed(pki: FleetPki) -> None:
-    gateway = pki.tls("gateway/late", ended=True)
     async with edge(pki.tls("edge/edge-1")) as address:
         for make in (link, unary):
-            pki.issue("gateway/late", ended=True)
+            gateway = pki.tls("gateway/late", ended=True)
             told: Told = []
             async with make(address, gateway.dialler(EDGE_1), told) as target:  # type: ignore[operator]
                 await until(lambda told=told: any(isinstance(one, LinkDown) for one in told))  # type: ignore[misc]
@@ -362,6 +363,46 @@ async def test_files_that_do_not_fit_leave_the_old_ones_in_use_and_are_complaine
         assert "is not the key of" in complaints[0] and "No such file" in complaints[1]
         section.cert.write_bytes(good)
         assert (await get(address, caller))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("who", "begins_in_h", "words"),
+    [
+        ("edge/edge-2", 0.0, "is edge/edge-2's, and this is edge/edge-1"),
+        ("edge/edge-1", -48.0, "ended at"),
+        ("edge/edge-1", 5.0, "begins at"),
+    ],
+)
+def test_a_certificate_that_peers_would_refuse_does_not_take_the_place_of_one_that_they_take(
+    pki: FleetPki, monkeypatch: pytest.MonkeyPatch, who: str, begins_in_h: float, words: str
+) -> None:
+    section = pki.config("edge/edge-1")
+    tls = tls_of(section, lambda: EDGE_1)
+    assert tls is not None
+    identity, before = CertificateIdentity.parse(who), tls.fresh().cert
+    begins = datetime.fromtimestamp(clock.utc_s(), UTC) + timedelta(hours=begins_in_h)
+    pki.store.issue(identity, (), days=1, now=begins)
+    for source, target in ((pki.store.key(identity), section.key), (pki.store.cert(identity), section.cert)):
+        if source != target:
+            shutil.copyfile(source, target)
+    with capture_logs() as logs:
+        assert tls.fresh().cert == tls.fresh().cert == before
+    assert len(logs) == 1 and words in logs[0]["reason"] and logs[0]["log_level"] == "warning"
+    if begins_in_h > 0:
+        utc_s, now = clock.utc_s() + 6 * 3600.0, clock.now() + 2.0
+        monkeypatch.setattr(clock, "utc_s", lambda: utc_s)
+        monkeypatch.setattr(clock, "now", lambda: now)
+        assert tls.fresh().cert == section.cert.read_bytes() != before, "it is good by now"
+
+
+def test_what_has_ended_gives_way_to_whatever_comes(pki: FleetPki) -> None:
+    section = pki.config("edge/edge-1", ended=True)
+    with capture_logs():
+        tls = tls_of(section, lambda: EDGE_1)
+    assert tls is not None
+    begins = datetime.fromtimestamp(clock.utc_s(), UTC) + timedelta(hours=5)
+    pki.store.issue(EDGE_1, (), days=1, now=begins)
+    assert tls.fresh().cert == section.cert.read_bytes()
 
 
 def test_a_renewed_certificate_is_taken_though_it_could_not_be_read_at_first(
