@@ -77,6 +77,7 @@ from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
 from tidegate.security.attestation.measurement import Measurement, measure_process
 from tidegate.security.certificate_identity import CertificateIdentity, Role
+from tidegate.security.certificate_watch import CertificateWatch
 from tidegate.security.tls import Tls, check_encrypted, tls_of
 from tidegate.servers.grpc_server import BoundGrpcServer, open_grpc_server
 from tidegate.servers.role_guard import ServerSecurity
@@ -234,7 +235,7 @@ class PoolApp:
         self._check_some()
         self.steward = await self._stack.enter_async_context(self._new_steward(control))
         await self._stack.enter_async_context(self._generating_recycling(self.generating, self.steward.recycles))
-        await self._open_metrics()
+        await self._open_metrics(await self._stack.enter_async_context(CertificateWatch(tls)))
         await self._stack.enter_async_context(self._loop_lag)
         await door.server.start()
         await self._stack.enter_async_context(self._absent)
@@ -421,13 +422,14 @@ class PoolApp:
         collector = collector_of(self.config.tracing, "pool", self.config.name)
         return None if collector is None else await self._stack.enter_async_context(collector)
 
-    async def _open_metrics(self) -> None:
+    async def _open_metrics(self, certificate: CertificateWatch) -> None:
         if self.config.metrics_port is None:
             return
         assert self._scheduler is not None and self._supervisor is not None and self.steward is not None
         try:
             # Needed only by those who set the port.
             from cloud_pool.metrics import PoolMetrics
+            from tidegate.metrics.certificate_families import certificate_families
             from tidegate.metrics.exposition import Exposition
             from tidegate.metrics.loop_families import loop_families
         except ModuleNotFoundError as error:
@@ -445,6 +447,7 @@ class PoolApp:
         )
         exposition = Exposition(metrics.collect)
         exposition.add(lambda: loop_families(self._loop_lag))
+        exposition.add(lambda: certificate_families(certificate.validity_utc_s()))
         try:
             door = await self._stack.enter_async_context(
                 ScrapeServer(exposition.render, self.config.host, self.config.metrics_port)

@@ -82,6 +82,7 @@ from tidegate.runtime.process import StartError
 from tidegate.security.attestation.attester import Attester, attester_of
 from tidegate.security.attestation.measurement import Measurement, measure_process
 from tidegate.security.certificate_identity import CertificateIdentity, Role
+from tidegate.security.certificate_watch import CertificateWatch
 from tidegate.security.tls import Dialler, Tls, check_encrypted, tls_of
 from tidegate.servers.grpc_server import open_grpc_server
 from tidegate.servers.http_server import open_http_server
@@ -284,7 +285,7 @@ class EdgeApp:
         self._dialling = await self._stack.enter_async_context(dialling)
         if self._lines is not None:
             await self._stack.enter_async_context(self._lines)
-        await self._open_metrics()
+        await self._open_metrics(await self._stack.enter_async_context(CertificateWatch(self._tls)))
         await self._stack.enter_async_context(self._loop_lag)
         self._stack.push_async_callback(self._drain)
         if self._mdns is not None:  # says goodbye before the drain
@@ -446,7 +447,7 @@ class EdgeApp:
         collector = collector_of(self.config.tracing, "edge", self.config.name)
         return None if collector is None else await self._stack.enter_async_context(collector)
 
-    async def _open_metrics(self) -> None:
+    async def _open_metrics(self, certificate: CertificateWatch) -> None:
         config = self.config
         if config.metrics_port is not None:
             assert self._scheduler is not None and self._sensors is not None
@@ -461,6 +462,7 @@ class EdgeApp:
                 sandbox_parts(config.sandbox),
                 self._generated,
                 self._loop_lag,
+                certificate,
                 self._configuration_families,
                 None if self._lines is None else self._lines.counts,
                 None if self._neighbours is None else self._neighbours.answers.counts,

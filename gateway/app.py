@@ -296,6 +296,7 @@ class Gateway:
             self._scaling,
             console=self.watch,
             others=self._other_conditions,
+            tls=self.tls,
             needs=partial(needs_of_others, self.peers, self._siblings),
         )
         self.metrics = self.telemetry.metrics

@@ -39,12 +39,15 @@ from gateway.observe.trace_sampling import TraceSampler
 from gateway.operate.console.history import ConsoleHistory
 from gateway.serving.dispatcher import Dispatcher
 from tidegate import clock
+from tidegate.metrics.certificate_families import certificate_families
 from tidegate.metrics.exposition import Exposition
 from tidegate.metrics.loop_families import loop_families
 from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.sharing import SharedMetrics
 from tidegate.runtime import events
 from tidegate.runtime.process import StartError
+from tidegate.security.certificate_watch import CertificateWatch
+from tidegate.security.tls import Tls
 from tidegate.tracing.collector import collector_of
 from tidegate.types import InferRequest
 
@@ -70,11 +73,13 @@ class Telemetry:
         scaling: ReplicaScaler,
         console: ConsoleHistory | None = None,
         others: Callable[[float], list[OtherCondition]] = lambda _now: [],
+        tls: Tls | None = None,
         needs: Callable[[float], Sequence[DemandTerms | None]] = lambda _now: (),
     ) -> None:
         """Args:
         console: an observer beside the metrics, which keeps the links' timelines.
         others: the conditions at an instant that are of no target.
+        tls: whose certificate is watched; None: there is none.
         needs: what other gateways need of the pool at an instant.
         """
         placer, hedges = dispatcher.placer, dispatcher.hedges
@@ -98,6 +103,8 @@ class Telemetry:
         self.metrics.add(lambda: scaling_families(self.scaling.scaling))
         self.loop_lag = LoopLag()
         self.metrics.add(lambda: loop_families(self.loop_lag))
+        self.certificate = CertificateWatch(tls)
+        self.metrics.add(lambda: certificate_families(self.certificate.validity_utc_s()))
         self.layers: list[Layer] = []  # outside of the observers
         refusals = RefusalLog(self.recorder, dispatcher.ask_builder.ask)
         self.observers: list[Observer] = [self.metrics, self.metrics.generation, refusals]
@@ -128,6 +135,7 @@ class Telemetry:
                 await self._stack.enter_async_context(self._collector)
             await self._stack.enter_async_context(self.scaling)
             await self._stack.enter_async_context(self.loop_lag)
+            await self._stack.enter_async_context(self.certificate)
             self._stack = self._stack.pop_all()
         return self
 

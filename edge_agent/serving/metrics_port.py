@@ -17,6 +17,7 @@ from tidegate.metrics.generated import GeneratedCounts
 from tidegate.metrics.loop_lag import LoopLag
 from tidegate.metrics.scrape_port import ScrapeServer
 from tidegate.runtime.process import StartError
+from tidegate.security.certificate_watch import CertificateWatch
 
 
 async def open_metrics(
@@ -30,6 +31,7 @@ async def open_metrics(
     sandbox: Mapping[str, bool],
     generated: GeneratedCounts,
     loop_lag: LoopLag,
+    certificate: CertificateWatch,
     more: Callable[[], Iterable[Any]] = tuple,
     helped: HelpCounts | None = None,
     answered: NeighbourCounts | None = None,
@@ -42,6 +44,7 @@ async def open_metrics(
     try:
         # Needed only by those who set the port.
         from edge_agent.serving.metrics import EdgeMetrics
+        from tidegate.metrics.certificate_families import certificate_families
         from tidegate.metrics.exposition import Exposition
         from tidegate.metrics.loop_families import loop_families
     except ModuleNotFoundError as error:
@@ -59,6 +62,7 @@ async def open_metrics(
     )
     exposition = Exposition(metrics.collect)
     exposition.add(lambda: loop_families(loop_lag))
+    exposition.add(lambda: certificate_families(certificate.validity_utc_s()))
     exposition.add(more)
     door = ScrapeServer(exposition.render, *address)
     try:

@@ -79,6 +79,7 @@ from tidegate.fleet.offers import ModelOffer
 from tidegate.fleet.reported import ConfigurationReport, ModelReport, Reported, RolloutState, SettingDifference
 from tidegate.generate.usage import Usage, usage_parameters
 from tidegate.link.service import LinkService
+from tidegate.metrics.certificate_families import certificate_families
 from tidegate.metrics.exposition import Exposition
 from tidegate.metrics.loop_families import loop_families
 from tidegate.metrics.loop_lag import LoopLag
@@ -140,6 +141,7 @@ def _of_a_gateway() -> list[Metric]:
     counted.add(lambda: process_families([Member("worker-1", "worker")], {}))
     counted.add(tracing.families)
     counted.add(lambda: loop_families(LoopLag()))
+    counted.add(lambda: certificate_families((0.0, 1.0)))
     counted.began(call)
     counted.answered(call, _reply(), NOW + 0.07)
     counted.generation.answered(call, _generated(), NOW + 0.07)
@@ -176,7 +178,7 @@ async def _of_a_pool() -> list[Metric]:
             lambda: [lane.statistics for lane in supervisor.lanes.values()],
             served=_served(),
         )
-        return _with_loop_lag(counts.collect)
+        return _with_the_process(counts.collect)
 
 
 def _of_an_edge() -> list[Metric]:
@@ -192,12 +194,13 @@ def _of_an_edge() -> list[Metric]:
         *cast(Any, (host, list, queue, sensors, sync)), sandbox={"files": True}, helped=helped, answered=answered
     )
     settings = cast(Any, SimpleNamespace(report=ConfigurationReport(RolloutState.COMMITTED, "0")))
-    return _with_loop_lag(lambda: [*counts.collect(), *settings_families(settings)])
+    return _with_the_process(lambda: [*counts.collect(), *settings_families(settings)])
 
 
-def _with_loop_lag(collect: Callable[[], Iterable[Metric]]) -> list[Metric]:
+def _with_the_process(collect: Callable[[], Iterable[Metric]]) -> list[Metric]:
     exposition = Exposition(collect)
     exposition.add(lambda: loop_families(LoopLag()))
+    exposition.add(lambda: certificate_families((0.0, 1.0)))
     return list(exposition.own())
 
 

@@ -32,6 +32,14 @@ SICK: dict[str, tuple[str, list[Series], str]] = {
     "TidegateDeadlineBurnSlow": ("30m", missed(4, 96, 60), "1d"),
     "TidegateDeadlineBurnLong": ("30m", missed(2, 98, 160), "3d"),
     "TidegateProcessDown": ("15s", [(f"up{{{G}}}", "1 1 0x40")], "5m"),
+    "TidegateCertificateEnds": (
+        "1m",
+        [
+            (f"tidegate_certificate_not_before_timestamp_seconds{{{E}}}", "-7770000x40"),
+            (f"tidegate_certificate_not_after_timestamp_seconds{{{E}}}", "1200000x40"),
+        ],
+        "15m",
+    ),
     "TidegateNoTargetReady": ("15s", [(f'tidegate_targets{{{G},tier="edge",state="ready"}}', "2 0x40")], "2m"),
     "TidegateManyTargetsDown": (
         "15s",

@@ -26,6 +26,7 @@ from tidegate.types import Call, Datatype, InferRequest
 TRITON = "Triton's names, at all three"
 PROCESS = "The process itself, at all three"
 NEVER_WITHOUT_A_BROKER = {"tidegate_edge_mqtt_connected", "tidegate_edge_epoch"}
+NEVER_WITHOUT_TLS = {f"tidegate_certificate_not_{end}_timestamp_seconds" for end in ("before", "after")}
 
 
 @on_virtual_time
@@ -71,6 +72,6 @@ async def test_an_edge_says_on_a_port_of_its_own_what_it_serves(tmp_path: Path) 
     assert found["nv_inference_request_failure", "1", "BACKEND", "double"] == 1
     assert found["nv_inference_pending_request_count", "1", "double"] == 0
     assert any(name[0] == "process_resident_memory_bytes" for name in found)
-    told = set(documented("Edge", PROCESS, TRITON)) - NEVER_WITHOUT_A_BROKER
+    told = set(documented("Edge", PROCESS, TRITON)) - NEVER_WITHOUT_A_BROKER - NEVER_WITHOUT_TLS
     seen = {one.name + ("_total" if one.type == "counter" else "") for one in families if "process_" not in one.name}
     assert seen == told
