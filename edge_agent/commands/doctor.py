@@ -58,7 +58,9 @@ _TIMEX_BYTES, _STATUS_AT = 512, 40  # generous, and where `status` lies on 64 bi
 async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
     """Every finding, in the order in which they matter."""
     tls, certificate = _certificate(config)
-    (broker, heard, skew_s), agent = await asyncio.gather(_broker(config, tls), _agent(config, tls))
+    agent = await _agent(config, tls)
+    lent = agent is not None and _has_one_session(config)
+    broker, heard, skew_s = await _broker_of_agent(config) if lent else await _broker(config, tls)
     reached = await _reached(config, heard)
     return [
         diagnosis.clock(clock.utc_s(), _synchronized(), skew_s),
@@ -89,6 +91,7 @@ async def run_checks(config: EdgeConfig) -> list[DoctorFinding]:
             advertised=config.advertise or _own_address(config),
             callers=_callers(agent),
             fleet=config.mqtt is not None,
+            unheard=lent,
         ),
     ]
 
@@ -258,6 +261,25 @@ def _certificate(config: EdgeConfig) -> tuple[Tls | None, DoctorFinding]:
     begins, ends = validity(tls.fresh().cert)
     now = clock.utc_s()
     return tls, diagnosis.certificate(own, ends.timestamp() - now, begins_in_s=begins.timestamp() - now)
+
+
+def _has_one_session(config: EdgeConfig) -> bool:
+    """Whether the broker knows this device by its certificate or user, for which it may have one session."""
+    try:
+        return config.mqtt is not None and (config.tls is not None or BrokerUrl.parse(config.mqtt).username is not None)
+    except ValueError:
+        return False
+
+
+async def _broker_of_agent(config: EdgeConfig) -> tuple[list[DoctorFinding], dict[str, str], float | None]:
+    """Beside a running agent whose session one of ours would end: whether the broker answers, and no more."""
+    assert config.mqtt is not None
+    url = BrokerUrl.parse(config.mqtt)
+    where = format_address(url.host, url.port)
+    if why_not := await _why_not(where):
+        return [diagnosis.broker(where, why_not, ())], {}, None
+    words = "the session of this device's user is left to the running agent, whose log has what the broker lets it say"
+    return [diagnosis.broker(where, "", [("info", words)])], {}, None
 
 
 async def _broker(config: EdgeConfig, tls: Tls | None) -> tuple[list[DoctorFinding], dict[str, str], float | None]:

@@ -346,7 +346,13 @@ def fleets(own: str, gateways_here: Collection[str], others: Mapping[str, str]) 
 
 
 def gateways(
-    reached: Mapping[str, str], *, dial_out: str, advertised: str, callers: Collection[str], fleet: bool = True
+    reached: Mapping[str, str],
+    *,
+    dial_out: str,
+    advertised: str,
+    callers: Collection[str],
+    fleet: bool = True,
+    unheard: bool = False,
 ) -> DoctorFinding:
     """Judge whether gateways reach this device, or it reaches them.
 
@@ -355,6 +361,7 @@ def gateways(
         advertised: the address that gateways are told, "" for none.
         callers: gateways that have a stream with the running agent, with their path.
         fleet: whether there is a broker through which gateways learn of this device.
+        unheard: whether what gateways say at the broker was left to the running agent.
     """
     if callers:
         return DoctorFinding("gateways", "ok", f"served now: {', '.join(sorted(callers))}")
@@ -368,6 +375,9 @@ def gateways(
         return DoctorFinding("gateways", "ok", f"{direct}; this device can dial {', '.join(good)} if they do not")
     if dial_out == "never" and advertised:
         return DoctorFinding("gateways", "ok", f"{direct}, and must be able to: dial_out is never")
+    if unheard and not bad:
+        words = f"{direct}; which of them reach it says `tidegate status` at a gateway, and the running agent's log"
+        return DoctorFinding("gateways", "ok", words)
     why = f"none can be dialled: {', '.join(bad)}" if bad else "no gateway has told where it may be dialled"
     advice = "set a gateway's `link_port` (and `link_advertise`), or this device's `gateways`; open that port outwards"
     return DoctorFinding("gateways", "warning" if advertised else "failure", f"{direct}; {why}", advice)

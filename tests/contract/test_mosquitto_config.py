@@ -21,6 +21,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.reasoncodes import ReasonCode
 from structlog.testing import capture_logs
 
+from edge_agent.app import EdgeApp
 from edge_agent.commands.doctor import run_checks
 from edge_agent.config import EdgeConfig
 from edge_agent.core.reporting import AgentState
@@ -32,6 +33,7 @@ from gateway.fleet_sync.sync import FleetSync
 from tests.support.certificates import FleetPki
 from tests.support.gateway.app import configured, gateway_for, repository
 from tests.support.gateway.processes import GatewayProcesses
+from tests.support.models.tiny_models import tiny_repository
 from tests.support.mqtt.brokers import MOSQUITTO, Mosquitto
 from tidegate import clock
 from tidegate.fleet.messages import GatewayState, encode
@@ -261,6 +263,24 @@ async def test_the_doctor_names_both_fleets_where_a_devices_is_not_the_gateways(
     assert "in the fleet demo" in found["broker"].words
     assert "fleet is demo" in found["fleet"].words and "gateway/main of the fleet f1" in found["fleet"].words
     assert "set `fleet: f1` here" in found["fleet"].advice
+
+
+async def test_the_doctor_beside_a_running_agent_leaves_its_session_alone(fleet: Fleet, tmp_path: Path) -> None:
+    config = EdgeConfig(
+        name="device-1", fleet=FLEET, mqtt=fleet.address("device-1"), tls=fleet.pki.config("edge/device-1"),
+        model_repository=tiny_repository(tmp_path / "models"), models=("double",), state_dir=tmp_path / "state",
+        grpc_port=free_port(), http_port=free_port(), warmup_budget_s=0.5,
+    )  # fmt: skip
+    async with EdgeApp(config) as app, asyncio.timeout(60):
+        while app.sync is None or not app.sync.connected:
+            await clock.sleep(0.01)
+        epoch, ended = app.sync.epoch, fleet.said.count("already connected")
+        found = {one.check: one for one in await run_checks(config)}
+        await clock.sleep(0.2)
+        assert (app.sync.connected, app.sync.epoch) == (True, epoch)
+        assert fleet.said.count("already connected") == ended
+    assert (found["broker"].verdict, found["gateways"].verdict) == ("ok", "ok")
+    assert "running agent" in found["broker"].words
 
 
 @pytest.mark.parametrize(("in_fleet", "name"), [("demo", "main"), (FLEET, "other")])

@@ -54,6 +54,16 @@ ROWS: list[Row] = [
     (diagnosis.certificate("edge/a", -1.0), "failure", "has ended"),
     (diagnosis.certificate("edge/a", 3 * DAY_S), "warning", "3 more days"),
     (diagnosis.certificate("edge/a", 60 * DAY_S), "ok", "60 more days"),
+    (
+        diagnosis.gateways({}, dial_out="auto", advertised="a:1", callers=(), unheard=True),
+        "ok",
+        "the running agent's log",
+    ),
+    (
+        diagnosis.gateways({"g:1": "refused"}, dial_out="auto", advertised="a:1", callers=(), unheard=True),
+        "warning",
+        "none can be dialled: g:1",
+    ),
     (diagnosis.certificate("edge/a", 60 * DAY_S, begins_in_s=-5.0), "ok", "60 more days"),
     (diagnosis.certificate("edge/a", 60 * DAY_S, begins_in_s=5 * 3600.0), "failure", "not valid for another 5.0 h"),
     (diagnosis.port("grpc_port", "h:1", free=True, ours=False), "ok", "free"),
