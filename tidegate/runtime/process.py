@@ -1,6 +1,6 @@
 """`run` is the life of every process: it reads the configuration, ties the process to its parent, and ends on a signal.
 
-    options → configuration → logs → serve(config), cancelled by the first SIGINT or SIGTERM → exit
+    options → configuration → logs → serve(config), cancelled by the first SIGINT, SIGTERM or SIGHUP → exit
 
 A start that cannot succeed ends with exit code 1, one `failed` event on stdout and the same words on stderr, without a
 traceback: the reasons that a person can mend (`ConfigError`, `RepositoryError`, `StartError`) are kept apart from
@@ -120,7 +120,12 @@ async def _served(serving: Coroutine[Any, Any, None], manager: ServiceManager) -
 
 
 async def until_signal(serving: Coroutine[Any, Any, None], *, on_stop: Callable[[], None] = lambda: None) -> None:
-    """Await `serving`, and cancel it once at the first SIGINT or SIGTERM; its own errors come through."""
+    """Await `serving`, and cancel it once at the first signal that asks for its end; its own errors come through.
+
+    A hangup (SIGHUP) is among them, of a terminal that was closed as of an operator who means a process that reads its
+    configuration anew: by itself it would end the process at once, with all that is under way. Under `nohup` it stays
+    ignored, and a gateway in several processes takes it for itself.
+    """
     task = asyncio.ensure_future(serving)
     loop = asyncio.get_running_loop()
     stopped = False
@@ -132,7 +137,8 @@ async def until_signal(serving: Coroutine[Any, Any, None], *, on_stop: Callable[
             on_stop()
             task.cancel()
 
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    for signum in (signal.SIGINT, signal.SIGTERM, *(() if ignores_hangup else (signal.SIGHUP,))):
         loop.add_signal_handler(signum, stop)
     loop.add_signal_handler(signal.SIGRTMIN, _turn_levels)
     try:
