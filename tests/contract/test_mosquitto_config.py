@@ -150,6 +150,14 @@ async def test_a_device_writes_only_in_its_own_name(fleet: Fleet) -> None:
         assert not await device.may_write("tidegate/v1/other/up/device-1/birth")
 
 
+async def test_a_device_writes_what_there_is_to_say_and_fills_the_broker_with_nothing_else(fleet: Fleet) -> None:
+    async with fleet.client("device-1") as device:
+        for last in ("birth", "death", "hb", "inv", "reported", "probe", "evt/main", "res/main"):
+            assert await device.may_write(f"{ROOT}/up/device-1/{last}"), last
+        for last in ("x1", "birth/x1", "evt/x1", "res/main/x1", "evt"):
+            assert not await device.may_write(f"{ROOT}/up/device-1/{last}", b"x" * 100_000, retain=True), last
+
+
 async def test_a_device_reads_its_own_desired_state_and_what_gateways_say_and_nobody_elses(fleet: Fleet) -> None:
     async with fleet.client("device-1") as curious, fleet.client("device-2") as other:
         for topic in (f"{ROOT}/#", f"{ROOT}/down/device-2/#", f"{ROOT}/up/device-2/#"):

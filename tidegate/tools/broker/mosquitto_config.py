@@ -1,10 +1,11 @@
 """Mosquitto's files, as text, are configured so that each device publishes as itself only.
 
-The ACL is two pattern lines for every device of a fleet, known or not, since a device's user name is its own name: it
-writes below `up/NAME/` and reads below `down/NAME/`, and what gateways publish to all. Gateways have lines of their
-own, and so have pools that announce themselves: a pattern for pools would let each device announce itself as one. A
-device is identified by its certificate (`use_identity_as_username`: the common name that `tidegate pki` gives it), or a
-password of its own. There is no password that two devices share.
+The ACL is a few pattern lines for every device of a fleet, known or not, since a device's user name is its own name: it
+writes below `up/NAME/` and reads below `down/NAME/`, and what gateways publish to all. What it may write is named topic
+by topic: with topics of its own choice, each with a retained message, one device fills the broker's memory and disk.
+Gateways have lines of their own, and so have pools that announce themselves: a pattern for pools would let each device
+announce itself as one. A device is identified by its certificate (`use_identity_as_username`: the common name that
+`tidegate pki` gives it), or a password of its own. There is no password that two devices share.
 
 Two things that the ACL cannot do: a client id is not a user name, and a client that takes another's ends its session,
 so the broker is configured to use the user name for both; and a retained message stays when its author is banned, so
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final, Literal
 
-from tidegate.fleet.topics import Topics, checked_name
+from tidegate.fleet.topics import DeviceTopic, PoolTopic, StoredTopic, Topics, checked_name
 from tidegate.security.certificate_identity import CertificateIdentity
 
 Users = Literal["certificates", "passwords"]
@@ -86,9 +87,10 @@ def acl_text(plan: MosquittoPlan) -> str:
     root = Topics(plan.fleet).root
     lines = [
         f"# Rights to write and to read in the fleet `{plan.fleet}`. Written by `tidegate broker config`.",
-        "# %u is the user name, which is the device's name. A device writes only below its own `up/`, and reads only",
-        "# its own `down/`, its group's, and what gateways publish to all.",
-        f"pattern write {root}/up/%u/#",
+        "# %u is the user name, which is the device's name. A device writes only below its own `up/`, on these",
+        "# topics, and so cannot fill the broker with retained messages. It reads only its own `down/`, its group's,",
+        "# and what gateways publish to all.",
+        *(f"pattern write {root}/up/%u/{last}" for last in _written_by_devices(plan.gateways)),
         f"pattern read  {root}/down/%u/#",
         f"pattern read  {root}/gw/#",
         f"pattern read  {root}/down/g/#",
@@ -115,9 +117,15 @@ def acl_text(plan: MosquittoPlan) -> str:
             "",
             "# A pool says where it is, under its own name only.",
             f"user {pool_user(pool)}",
-            f"topic readwrite {root}/pool/{pool}/#",
+            *(f"topic readwrite {root}/pool/{pool}/{kind}" for kind in PoolTopic),
         ]
     return "\n".join(lines) + "\n"
+
+
+def _written_by_devices(gateways: Sequence[str]) -> list[str]:
+    """The ends of the topics that a device writes."""
+    stored = [f"{kind}/{gateway}" for gateway in gateways for kind in StoredTopic]
+    return [*DeviceTopic, "probe", *stored]
 
 
 QUEUE_LINES: Final = (
