@@ -392,8 +392,8 @@ def _axes(words: tuple[str, ...]) -> dict[str, tuple[int, int]]:
     found = {}
     for name, (least, most) in _ranges("--axis", words).items():
         if not (least.is_integer() and most.is_integer() and 0 <= least <= most and most >= 1):
-            words = "lengths are whole numbers, the longest is at least 1, and the shortest no longer than that"
-            raise BuildError(f"--axis '{name}={least:g}:{most:g}': {words}")
+            why = "lengths are whole numbers, the longest is at least 1, and the shortest no longer than that"
+            raise BuildError(f"--axis '{name}={least:g}:{most:g}': {why}")
         found[name] = int(least), int(most)
     return found
 
