@@ -40,6 +40,7 @@ pytestmark = [
     pytest.mark.timeout(300),
 ]
 LIVE = "document.body.dataset.stream === 'live' && document.querySelectorAll('#targets tr').length > 0"
+NO_WORD = "document.querySelector('#sentence').textContent.startsWith('No word from the gateway')"
 NODES = "document.querySelectorAll('*').length"
 HOSTILE = "edge/<img src=x onerror=alert(1)>"
 
@@ -348,4 +349,36 @@ async def test_where_a_key_is_asked_for_the_page_asks_for_it_and_a_lost_gateway_
         assert await page.value("document.querySelector('#key-form').hidden")
         assert all("401" in one for one in page.errors), page.errors
         await stack.aclose()
-        await page.until("document.querySelector('#sentence').textContent.startsWith('No word from the gateway')")
+        await page.until(NO_WORD)
+        assert (await page.value("document.title")).startswith("! ")
+
+
+async def test_when_its_key_has_run_out_the_page_calls_nothing_well_any_more(tmp_path: Path) -> None:
+    async with (
+        guarded(tmp_path, admin_host="0.0.0.0") as (gateway, _, keys, _),
+        chromium() as browser,
+        browser.page() as page,
+    ):
+        await page.goto(gateway.addresses["admin"].replace("0.0.0.0", "127.0.0.1") + "/")
+        await page.until("document.activeElement.id === 'key'")
+        # As a text processor or a chat gives it back: no header can hold it, so that asking would fail for ever.
+        await page.call("Input.insertText", text=keys.texts["operator"].replace("_", "\u200b_"))
+        await page.press("Enter", 13)
+        await page.until("document.querySelector('#key-words').textContent.startsWith('That is no key')")
+        await page.call("Input.insertText", text=keys.texts["operator"])
+        await page.press("Enter", 13)
+        await page.until(LIVE)
+        await page.until("document.querySelector('#timeline').max > 0")
+
+        keys.revoke("operator")
+
+        await page.until("!document.querySelector('#key-form').hidden")
+        await page.until(NO_WORD)
+        assert (await page.value("document.title")).startswith("! ")
+        # The timeline leads to what was, and from there back to what is now: nothing is heard.
+        await page.value("(document.querySelector('#timeline').focus(), true)")
+        await page.press("ArrowLeft", 37)
+        await page.until("document.body.dataset.time === 'past'")
+        await page.press("End", 35)
+        await page.until("document.body.dataset.time === 'now'")
+        assert await page.value(NO_WORD), await page.text("#sentence")

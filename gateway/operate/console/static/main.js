@@ -24,6 +24,7 @@ const extras = new Extras();
 const timeline = new Timeline({ past: showPast, live: showNow });
 let live = null; // the newest snapshot
 let lastAt = 0;
+let isHeard = true; // whether the gateway is; until the first snapshot nothing is said of it
 
 function onEvent(name, contents) {
   if (name === "history") {
@@ -42,18 +43,30 @@ function onState(state, words) {
   say(byId("connection"), { live: "live", lost: "lost: asking again", refused: "a key is needed" }[state]);
   byId("key-form").hidden = state !== "refused";
   document.body.dataset.stream = state;
+  isHeard = state === "live";
   if (state === "refused") {
     say(byId("key-words"), words);
     byId("key").focus();
-  } else if (state === "lost" && lastAt && !timeline.paused) {
-    sayVerdict({ state: "lost", sentence: `No word from the gateway since ${new Date(lastAt * 1000).toLocaleTimeString()}`, findings: [] });
   }
+  if (!isHeard && live) {
+    sayTitle("lost");
+    if (!timeline.paused) sayLost();
+  }
+}
+
+// Also where its stream was refused: what was well when a key ran out may be anything now.
+function sayLost() {
+  sayVerdict({ state: "lost", sentence: `No word from the gateway since ${new Date(lastAt * 1000).toLocaleTimeString()}`, findings: [] });
+}
+
+function sayTitle(state) {
+  document.title = `${state === "well" ? "" : "! "}${live.gateway} · Tidegate`;
 }
 
 function onSnapshot(snapshot) {
   live = snapshot;
   lastAt = snapshot.at;
-  document.title = `${snapshot.verdict.state === "well" ? "" : "! "}${snapshot.gateway} · Tidegate`; // also while the page is paused
+  sayTitle(snapshot.verdict.state); // also while the page is paused
   const last = points[points.length - 1];
   const isNew = snapshot.point && (!last || snapshot.point[0] > last[0]);
   if (isNew) points.push(snapshot.point);
@@ -87,6 +100,7 @@ function showNow() {
   requests.pause(null);
   for (const chart of Object.values(charts)) chart.pin(null);
   if (live) show(live);
+  if (live && !isHeard) sayLost();
   drawCharts();
 }
 
@@ -211,9 +225,10 @@ function sayTable() {
 byId("chart-table").addEventListener("toggle", sayTable);
 byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  keep(byId("key").value.trim());
+  const kept = keep(byId("key").value.trim());
   byId("key").value = "";
-  stream.follow();
+  if (kept) stream.follow();
+  else onState("refused", "That is no key: it has characters that no key has. Copy it again.");
 });
 
 requests.follow(headers);

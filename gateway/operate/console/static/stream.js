@@ -10,7 +10,12 @@ export const headers = () => {
   return key ? { authorization: `Bearer ${key}` } : {};
 };
 
-export const keep = (key) => sessionStorage.setItem(KEY, key);
+// Whether it was kept. A header holds no other characters: `fetch` would fail with such a key for as long as the tab lives.
+export const keep = (key) => {
+  const isOne = /^[\x21-\x7e]+$/.test(key);
+  if (isOne) sessionStorage.setItem(KEY, key);
+  return isOne;
+};
 
 export class Stream {
   // on: {event(name, contents), state("live" | "lost" | "refused", words)}
