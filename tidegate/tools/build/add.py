@@ -32,7 +32,7 @@ from tidegate.tools.build.inspect.onnx_weights import in_one_file
 from tidegate.tools.build.inspect.signature import ModelSignature
 from tidegate.tools.build.pipeline_options import check_files, parse_step, parse_tensor, with_pipeline
 from tidegate.tools.build.samples import Samples, load_samples
-from tidegate.tools.build.staging import model_lock, staged_version
+from tidegate.tools.build.staging import check_vacant, model_lock, staged_version
 from tidegate.tools.build.step_trial import try_steps
 from tidegate.tools.build.trial import check_answers, edge_limits, limited_by_running, with_joining, with_padding
 
@@ -88,12 +88,11 @@ def add_model(request: AddRequest, root: Path, *, force: bool = False) -> AddedM
     Raises:
         BuildError: an artefact cannot be read or run, artefacts disagree, or the version exists and `force` is not set.
     """
-    place = root / request.name / request.version
-    if place.exists() and not force:
-        raise BuildError(f"{place} exists; give another --version, or --force to replace it")
+    check_vacant(root, request.name, request.version, force=force)
     trusted = TrustedDigests(root)
-    with ExitStack() as stack:
-        if request.trust:
+    with model_lock(root, request.name), ExitStack() as stack:
+        check_vacant(root, request.name, request.version, force=force)  # another may have added it meanwhile
+        if request.trust:  # under the lock: what one add takes off the list again, no other one of this model needs
             stack.enter_context(_trust(request, trusted))
         return _added(request, root, _parts(request, trusted, stack), trusted)
 
@@ -330,7 +329,7 @@ def _store(
     manifest: Manifest,
     files: Mapping[str, Path],
 ) -> None:
-    with model_lock(root, request.name), staged_version(root, request.name, request.version) as folder:
+    with staged_version(root, request.name, request.version) as folder:
         for part, variant in zip(parts, manifest.variants, strict=True):
             shutil.copyfile(part.path, folder / variant.artefact)
             _check_copy(folder / variant.artefact, variant.sha256, part.path)

@@ -30,7 +30,7 @@ from tidegate.tools.build.evaluate.generation_cost import measure_generation
 from tidegate.tools.build.evaluate.golden_record import REFERENCE_ENGINE, recorded
 from tidegate.tools.build.generating import generating_manifest, generating_variant, read_generative
 from tidegate.tools.build.progress import Progress, part_of
-from tidegate.tools.build.staging import model_lock, staged_version
+from tidegate.tools.build.staging import check_vacant, model_lock, staged_version
 from tidegate.workers.vitals import free_bytes
 
 EdgePrecision = Literal["int4", "int8"]
@@ -55,13 +55,13 @@ def add_generative(
     Raises:
         BuildError: it cannot be built, or the version exists and `force` is not set.
     """
-    place = root / name / version
-    if place.exists() and not force:
-        raise BuildError(f"{place} exists; give another --version, or --force to replace it")
-    with model_lock(root, name), staged_version(root, name, version) as folder:
-        manifest = build_generative(source, folder, name, version, part_of(progress, 0.0, 0.7), where=where)
-        manifest = asyncio.run(recorded(folder, manifest, part_of(progress, 0.7, 1.0)))
-        save_manifest(folder, manifest)
+    check_vacant(root, name, version, force=force)
+    with model_lock(root, name):
+        check_vacant(root, name, version, force=force)  # another may have added it meanwhile
+        with staged_version(root, name, version) as folder:
+            manifest = build_generative(source, folder, name, version, part_of(progress, 0.0, 0.7), where=where)
+            manifest = asyncio.run(recorded(folder, manifest, part_of(progress, 0.7, 1.0)))
+            save_manifest(folder, manifest)
     return manifest
 
 

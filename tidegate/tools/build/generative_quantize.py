@@ -60,16 +60,19 @@ def quantize_generative(request: QuantizeRequest, root: Path, progress: Progress
     generative, version = manifest.generative, request.as_version or manifest.version
     assert generative is not None  # `_reference` has looked
     kept = tuple(one for one in manifest.variants if one.engine != GENAI_ENGINE)
-    with model_lock(root, request.name), staged_version(root, request.name, version) as folder:
-        link_files(models.folder(manifest), folder, generative, kept)
-        made = edge_variant(folder, generative, request.precision, part_of(progress, 0.0, 0.5))
-        whole = replace(manifest, version=version, variants=(*kept, made))
-        known = reference.golden is not None and request.prompts == PROMPTS
-        rest, only = part_of(progress, 0.5, 1.0), made.name if known else ""
-        recording = recorded(folder, whole, rest, only=only, prompts=request.prompts, max_tokens=request.max_tokens)
-        whole = asyncio.run(recording)
-        _check_near(whole, made.name, reference.name, request.agreement_min)
-        save_manifest(folder, whole)
+    with model_lock(root, request.name):
+        # Another may have made it meanwhile: `models` has read the repository before.
+        _check_free(Repository(root).manifest(manifest.name, manifest.version), request, root, force=force)
+        with staged_version(root, request.name, version) as folder:
+            link_files(models.folder(manifest), folder, generative, kept)
+            made = edge_variant(folder, generative, request.precision, part_of(progress, 0.0, 0.5))
+            whole = replace(manifest, version=version, variants=(*kept, made))
+            known = reference.golden is not None and request.prompts == PROMPTS
+            rest, only = part_of(progress, 0.5, 1.0), made.name if known else ""
+            recording = recorded(folder, whole, rest, only=only, prompts=request.prompts, max_tokens=request.max_tokens)
+            whole = asyncio.run(recording)
+            _check_near(whole, made.name, reference.name, request.agreement_min)
+            save_manifest(folder, whole)
     return whole
 
 

@@ -15,6 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tidegate.storage.atomic_file import sync_file, sync_folder
+from tidegate.tools.build.errors import BuildError
+
+
+def check_vacant(root: Path, name: str, version: str, *, force: bool) -> None:
+    """Raises BuildError where the version exists and is not to be replaced.
+
+    Under the lock the answer holds; before it, it spares a wait for another build.
+    """
+    place = root / name / version
+    if place.exists() and not force:
+        raise BuildError(f"{place} exists; give another --version, or --force to replace it")
 
 
 @contextmanager

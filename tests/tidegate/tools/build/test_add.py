@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tidegate.models.manifest import Axis, Bounds
 from tidegate.models.repository import Repository
 from tidegate.models.trusted_digests import TrustedDigests
 from tidegate.tools.build.cli import model
+from tidegate.tools.build.staging import model_lock
 
 pytestmark = pytest.mark.slow
 
@@ -147,6 +150,25 @@ def test_a_version_that_exists_is_replaced_only_by_force(files: Path, tmp_path: 
     assert again.exit_code == 1
     assert "d/1 exists; give another --version, or --force" in again.output
     assert run(*add, "--force").exit_code == 0
+
+
+def test_of_two_that_add_one_version_at_once_the_second_is_refused(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def behind_another(root: Path, name: str) -> Iterator[None]:
+        with model_lock(root, name):
+            (root / name / "1").mkdir()  # by the first, which held the lock while this one began
+            (root / name / "1" / "theirs").touch()
+            yield
+
+    monkeypatch.setattr("tidegate.tools.build.add.model_lock", behind_another)
+
+    second = run("add", "d", "--pool", files / "dense.pt2", "--trust", "--repository", tmp_path)
+
+    assert (second.exit_code, "d/1 exists; give another --version, or --force" in second.output) == (1, True)
+    assert [path.name for path in (tmp_path / "d" / "1").iterdir()] == ["theirs"]
+    assert TrustedDigests(tmp_path).entries() == {}
 
 
 @pytest.mark.parametrize(
