@@ -117,6 +117,11 @@ def test_an_error_that_a_user_can_mend_is_one_message(monkeypatch: pytest.Monkey
         (OSError(28, "No space left on device", "/x/model.onnx"), "/x/model.onnx: No space left on device"),
         (OSError(28, "No space left on device"), "No space left on device"),
         (PermissionError(13, "Permission denied", b"/x"), "/x: Permission denied"),
+        (
+            OSError(28, "No space left on device", "mine.onnx", None, "/x/model.onnx"),
+            "/x/model.onnx: No space left on device",
+        ),
+        (OSError(5, "Input/output error", "mine.onnx", None, "/x/model.onnx"), "mine.onnx: Input/output error"),
     ],
 )
 def test_what_the_system_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, error: OSError, words: str) -> None:

@@ -99,7 +99,8 @@ def check_replaceable(path: Path) -> None:
 def _name(error: OSError, path: Path, temporary: Path) -> None:
     """Let the error say which file it is about: a full disk names none, and nobody knows the hidden file."""
     if error.errno is not None and error.filename in (None, str(temporary), temporary):
-        error.filename, error.filename2 = str(path), None
+        error.filename = str(path)
+        del error.filename2  # set to None, it would be a part of the error's words: "'state.json' -> None"
 
 
 def move_durably(source: Path, path: Path) -> None:

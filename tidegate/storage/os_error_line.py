@@ -8,12 +8,16 @@ ends quietly there.
 from __future__ import annotations
 
 import errno
+from typing import Final
+
+_OF_WRITING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 
 
 def one_line(error: OSError) -> str:
     """`FILE: reason`, or the reason alone where the system names no file. Raises again what no user can mend."""
     if not error.errno or not error.strerror or error.errno == errno.EPIPE:
         raise error
-    name = error.filename
+    # Of two files the second is the one that is written: `shutil.copyfile` names the source first.
+    name = error.filename2 if error.filename2 is not None and error.errno in _OF_WRITING else error.filename
     named = name.decode(errors="replace") if isinstance(name, bytes) else name
     return f"{named}: {error.strerror}" if named is not None else str(error.strerror)

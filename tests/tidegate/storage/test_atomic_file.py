@@ -128,6 +128,7 @@ def test_an_error_names_the_file_and_not_the_hidden_one(
     with pytest.raises(OSError) as caught:
         write_atomically(path, b"new", mode=0o600)
     assert (caught.value.filename, caught.value.filename2) == (str(path), None)
+    assert str(caught.value).endswith(f": '{path}'")
 
 
 def test_a_missing_folder_is_made_only_on_request(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ Runtime fuses further, and its int8 versions were a fifth faster on short rows t
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 
 from tidegate.models.digest import sha256_of
 from tidegate.models.trusted_digests import TrustedDigests
+from tidegate.storage.atomic_file import write_atomically
 
 Axes = Mapping[str, Mapping[int, str]]  # tensor → dimension → the axis' name
 _OPSET = 17  # the first with LayerNormalization
@@ -29,7 +31,9 @@ def export_program(
     dims = {name: torch.export.Dim(name, min=1, max=most.get(name)) for name in sorted(names)}
     shapes = {tensor: {at: dims[axis] for at, axis in axes[tensor].items()} for tensor in example}
     program = torch.export.export(module, tuple(example.values()), dynamic_shapes=shapes, strict=False)
-    torch.export.save(program, path)
+    content = io.BytesIO()  # on a full disk torch's own writer ends the process (std::terminate), and no error names it
+    torch.export.save(program, content)
+    write_atomically(path, content.getvalue(), durable=False)  # its build flushes the whole version
     TrustedDigests.of_artefact(path).add({sha256_of(path): f"built here: {path.parent.parent.name}/{path.name}"})
 
 

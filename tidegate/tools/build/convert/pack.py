@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import msgspec
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 
 from tidegate.engines.encoder.bert import Activation, Architecture
 from tidegate.engines.encoder.torch_packed import METADATA, PackedMetadata
 from tidegate.models.array_files import UnsafeArrayFile, check_safetensors
+from tidegate.storage.atomic_file import write_atomically
 from tidegate.tools.build.errors import BuildError
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -33,11 +34,9 @@ def pack_bert(source: Path, target: Path, precision: Precision) -> Architecture:
     architecture = read_architecture(source)
     weights = _weights(source / "model.safetensors")
     described = msgspec.json.encode(PackedMetadata("bert", architecture)).decode()
-    save_file(
-        {name: weight.to(_DTYPES[precision]).contiguous() for name, weight in weights.items()},
-        target,
-        metadata={METADATA: described},
-    )
+    # Not by `save_file`: what the disk refuses it is an error of its own, which says neither the file nor the reason.
+    packed = {name: weight.to(_DTYPES[precision]).contiguous() for name, weight in weights.items()}
+    write_atomically(target, save(packed, metadata={METADATA: described}), durable=False)
     return architecture
 
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from tests.support.full_disk import small_disk
 from tidegate.engines.engine import Engine, EngineError, load_engine
 from tidegate.models.manifest import Bounds, Packed
 from tidegate.models.packing import Packing
@@ -68,6 +69,14 @@ def hidden(folder: Path) -> Any:
     model = BertModel.from_pretrained(folder).eval()
     with torch.inference_mode():
         return model(torch.from_numpy(IDS), torch.from_numpy(MASK)).last_hidden_state.numpy()
+
+
+def test_on_a_full_disk_the_error_names_the_file(folder: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        disk.fill()
+        with pytest.raises(OSError, match="No space left on device") as refused:
+            pack_bert(folder, disk.folder / "m.safetensors", "fp32")
+        assert refused.value.filename == str(disk.folder / "m.safetensors")
 
 
 def test_the_mean_over_real_tokens_is_that_of_the_models_own_code(folder: Path, tmp_path: Path) -> None:
