@@ -245,7 +245,8 @@ class CanaryRollout:
             part.state, part.running = str(report.state), report.running
             part.done_bytes, part.total_bytes = report.done_bytes, report.total_bytes
             part.step, part.reason = _forward(part, report) if forward else _back(report)
-        elif forward and reported.accepted.get(scope, 0) > revisions.back:
+        elif forward and not self.state.phase.is_over and reported.accepted.get(scope, 0) > revisions.back:
+            # Once all is over the next document is the next rollout's, and what was committed stays so.
             part.step, part.reason = DeviceStep.FAILED, "superseded: another document has been accepted since"
         elif not forward and (report is None or not report.running) and reported.accepted.get(scope, 0) >= wanted:
             part.step = DeviceStep.BACK  # the way back was to have no such model

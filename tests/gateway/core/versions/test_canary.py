@@ -152,6 +152,25 @@ def test_reports_of_other_documents_say_nothing_about_this_one() -> None:
     assert waves.count(DeviceStep.ASKED) == 2
 
 
+def test_the_next_rollouts_document_fails_no_device_of_one_that_has_succeeded() -> None:
+    waves = begun(waves=(1.0,))
+    say(waves, "committed", *FORTY)
+    notes = list(waves.state.notes)
+
+    say(waves, "committed", "edge-01", revision=9)  # of settings, with the same model in it
+
+    assert (waves.state.phase, waves.count(DeviceStep.SUCCEEDED)) == (RolloutPhase.SUCCEEDED, 40)
+    assert waves.state.parts["edge-01"].reason == "" and waves.state.notes == notes
+
+
+def test_another_document_while_the_rollout_runs_is_an_error() -> None:
+    waves = begun(max_errors=5)
+    say(waves, "committed", "edge-01", revision=9)
+
+    part = waves.state.parts["edge-01"]
+    assert (part.step, part.reason.partition(":")[0]) == (DeviceStep.FAILED, "superseded")
+
+
 def test_a_wave_bakes_before_the_next_and_what_fails_meanwhile_counts() -> None:
     waves = begun(bake_s=30.0, max_errors=0)
     say(waves, "committed", *FORTY[:2])
