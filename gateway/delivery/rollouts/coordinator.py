@@ -111,6 +111,7 @@ class _ActiveRollout:
     saved_at_s: float = 0.0
     begun_at: float = -inf  # the last turn may be long past when a rollout begins
     told: RolloutPhase | None = None  # the phase of which the preferred versions know
+    trouble: str = ""  # why it cannot be recorded, as the log has said
     recording: asyncio.Lock = field(default_factory=asyncio.Lock)  # an older state must not overtake a newer one
     # Digests of states, of which the store has one unless another gateway has recorded its own: the newest that is
     # known to be there, and those that were sent since.
@@ -554,13 +555,21 @@ class RolloutController:
         held.told = phase
 
     async def _save(self, held: _ActiveRollout) -> None:
-        """Record the state; a failure is logged, and the next turn tries again."""
+        """Record the state; a failure is logged once, and the next turn tries again."""
+        rollout, before = held.order.spec.id, held.trouble
         try:
             await self._record(held)
+            held.trouble = ""
         except NotConducting as error:
-            log.warning("a rollout stands still here", rollout=held.order.spec.id, reason=str(error))
+            held.trouble = str(error)
+            if held.trouble != before:
+                log.warning("a rollout stands still here", rollout=rollout, reason=held.trouble)
         except OSError as error:
-            log.error("a rollout cannot be remembered and stands still", rollout=held.order.spec.id, reason=str(error))
+            held.trouble = str(error)
+            if held.trouble != before:
+                log.error("a rollout cannot be remembered and stands still", rollout=rollout, reason=held.trouble)
+        if before and not held.trouble:
+            log.info("a rollout is remembered again and goes on", rollout=rollout)
 
     async def _record(self, held: _ActiveRollout) -> None:
         """Record the state in the store and in the journal, and only then request what it asks of devices.

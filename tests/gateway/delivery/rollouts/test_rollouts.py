@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from gateway.core.versions.canary import CanaryRollout, CanaryState, RolloutPhase
 from gateway.delivery.artifacts.store import ArtifactStore
@@ -349,6 +350,27 @@ async def test_what_cannot_be_remembered_is_not_said(
             await asyncio.wait_for(tried.wait(), 60.0)  # a whole turn later
             assert channel.published == {}
         await until(lambda: set(channel.published) == {"edge-1"})
+
+
+@pytest.mark.slow
+async def test_a_disk_that_takes_no_rollout_is_told_once_and_when_it_does_again(
+    store: ArtifactStore, models: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    channel, tries = FakeChannel(*NAMES), []
+
+    def full(_self: RolloutJournal, _id: str, _state: bytes) -> None:
+        tries.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with capture_logs() as logs:
+        async with performer(store, channel) as rollouts:
+            with monkeypatch.context() as patched:
+                patched.setattr(RolloutJournal, "save", full)
+                await rollouts.begin(decode_order(order_of(models)))
+                await until(lambda: len(tries) >= 4)
+            await until(lambda: set(channel.published) == {"edge-1"})
+    told = [one["event"] for one in logs if "remembered" in one["event"]]
+    assert told == ["a rollout cannot be remembered and stands still", "a rollout is remembered again and goes on"]
 
 
 @pytest.mark.slow
