@@ -24,7 +24,7 @@ class DeviceResources:
 
     conditions: DeviceConditions
     utc_s: float | None
-    free_disk_bytes: int
+    free_disk_bytes: int  # less the spare ones (`model_store.py`): negative where there are fewer
     free_memory_bytes: int
 
 
@@ -34,8 +34,13 @@ def fetch_hindrance(plan: ModelPlan, missing_bytes: int, device: DeviceResources
         return ""
     if device.conditions.metered and plan.net.metered == "defer":
         return "metered: the link is paid by the byte, and the plan waits for another"
-    if device.free_disk_bytes < missing_bytes:
-        return f"disk: {missing_bytes} bytes are needed, {max(0, device.free_disk_bytes)} are free"
+    free = device.free_disk_bytes
+    if 0 < free < missing_bytes:
+        return f"disk: {missing_bytes} bytes are needed, {free} are free"
+    if free < missing_bytes:  # the rest of the disk is not empty, but spare: 0 alone would not say how much to remove
+        return (
+            f"disk: {missing_bytes} bytes are needed, 0 are free beside the spare ones; {missing_bytes - free} too few"
+        )
     return _window(plan, device)
 
 

@@ -209,6 +209,11 @@ FREE = DeviceResources(DeviceConditions(), NOON, free_disk_bytes=10_000, free_me
         ({}, {"conditions": DeviceConditions(metered=True)}, "metered"),
         ({"net": Net("allow")}, {"conditions": DeviceConditions(metered=True)}, ""),
         ({}, {"free_disk_bytes": 4999}, "disk: 5000 bytes are needed, 4999 are free"),
+        (
+            {},
+            {"free_disk_bytes": -3000},
+            "disk: 5000 bytes are needed, 0 are free beside the spare ones; 8000 too few",
+        ),
         ({"window": "02:00-05:00"}, {}, "window: it is 02:00-05:00 UTC"),
         ({"window": "11:00-13:00"}, {}, ""),
         ({"window": "11:00-13:00"}, {"utc_s": None}, "does not know the time"),
