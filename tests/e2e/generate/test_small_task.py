@@ -121,7 +121,7 @@ def _generated(artefact: Path, engine: Any, limits: GenerationLimits | None, pro
     return [id for id in made if id not in limits.stop_tokens]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_task_has_the_same_score_through_the_gateway_and_on_the_bare_model(
     models: Path, tmp_path: Path
 ) -> None:
