@@ -156,10 +156,8 @@ class RelayedBroker(MqttLink):
             try:
                 with suppress(OSError):  # there is no keeper now
                     await self._listen(*await asyncio.open_unix_connection(self._path))
-            except Exception:
-                log.exception(
-                    "what the keeper hears from the broker does not come"
-                )  # a defect must not end it for good
+            except Exception:  # a defect must not end it for good
+                log.exception("what the keeper hears from the broker does not come")
             self._down("the keeper is gone")
             await clock.sleep(self._backoff.next_delay_s())
 
